@@ -80,6 +80,7 @@ def run_experiment(
     experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], Kept | None] = lambda index: None,
     progress: bool = False, execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None,
     fail_fast: bool = False, may_fail: bool = False, examine: Examine | None = None, workers: Workers | None = None,
+    bar: Progress | None = None,
 ) -> Results:  # fmt: skip
     """Run all runs of an experiment that have not been run.
 
@@ -108,6 +109,8 @@ def run_experiment(
         What to look for in the records of each run, which need not be kept for that; the answer is `Outcome.found`.
     workers : Workers, optional
         Processes that stay when the runs are done, instead of `jobs` and `scheduler`.
+    bar : Progress, optional
+        Bar of a study that counts the steps of these runs, too, instead of `progress`.
 
     Returns
     -------
@@ -136,8 +139,7 @@ def run_experiment(
         if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
             say(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
-        bar = stack.enter_context(Progress(n_steps, enabled=progress))
-        told = _Told(bar, len(missing))
+        told = _Told(bar or stack.enter_context(Progress(n_steps, enabled=progress)), len(missing))
         if pool is None:
             new = _here(experiment, missing, kept, told, execution, examine)
         else:

@@ -1,27 +1,28 @@
-"""The fastest system at equal GPU memory on each machine, by how much, and how surely."""
+"""The fastest released engine in each setting, the best rule if built, by how much, and how surely."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.capacity import required_bytes
 from moesim.core.processes import usable_cores
+from moesim.core.progress import Progress
 from moesim.core.student import Mean, mean
-from moesim.core.text import say
-from moesim.core.units import NS_PER_S
+from moesim.core.units import NS_PER_S, ceil_div, format_memory
 from moesim.errors import ConfigError, MoesimError
-from moesim.experiment.config import Config, parse_config
+from moesim.experiment.config import Config, listed, parse_config
 from moesim.experiment.report import split_notes, waited
 from moesim.experiment.resolve import Experiment, read_inputs
+from moesim.experiment.routing import fitted_parameters, lift_to_assume
 from moesim.experiment.run import run_experiment
-from moesim.experiment.runner import at_end
 from moesim.experiment.sweep import Point, RunSpec, expand
 from moesim.experiment.workers import Workers
 from moesim.hardware import HardwareProfile, load_hardware
@@ -29,10 +30,8 @@ from moesim.metrics.naming import hardware_label, model_label, policy_label
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
-from moesim.studies.regret import bounds_of
-from moesim.studies.whatif.knobs import knob_of
-from moesim.studies.whatif.machines import rate_of
-from moesim.studies.whatif.settings import Base, raw_at
+from moesim.studies.whatif.settings import raw_at
+from moesim.trace.made import ASSUMED, MADE
 
 if TYPE_CHECKING:
     from moesim.metrics import Value
@@ -40,34 +39,90 @@ if TYPE_CHECKING:
 
 
 Raw = Mapping[str, Any]
-_LINK = knob_of("link.bytes_per_s")
-_CPU_COST = "expert_cost.few_row_flops"
+Row = Mapping[str, "Value"]
+
+ENGINE: Final = "llama.cpp"
+"""Whose costs a rule of a paper has: it is ranked as if built there."""
+BUILT: Final = ("readback", "plan")
+"""The host's operations in each layer visit of a rule as if built: those of the caches in llama.cpp's forks."""
+CONTEXT: Final = 4096
+"""Tokens of a request for which the GPU's memory has room, next to the experts."""
+SCREEN_TOKENS: Final = 64
+"""Decoded tokens of the runs that choose who meets in full."""
+COST_DRAWS: Final = 4
+"""Joint draws of all numbers with intervals."""
+
+NEAR: Final = 1.25
+"""Systems at most so many times slower than the fastest of the screen meet in full."""
+CLOSE: Final = 1.15
+"""Of these, systems at most so many times slower meet at other costs and on other routing."""
+MOST: Final = {True: 3, False: 2}
+"""Of engines, and of rules, so many at most."""
+LEVEL: Final = 0.95
+"""Of the interval of a margin."""
+
+REQUESTS, COSTS, ROUTING, ALONE = "requests", "costs", "routing", "no second system"
+"""What makes it uncertain who wins."""
+
+
+# --------------------------------------------------------------------------------------------------------------- settings
+@dataclass(frozen=True)
+class System:
+    """A system as an experiment has it, and what it is."""
+
+    spec: Mapping[str, Any]
+    label: str
+    engine: str  # the released one that it is a part of; empty: a rule of a paper
+
+    @property
+    def costs_of(self) -> str:
+        return self.engine or ENGINE
+
+
+def systems_of(config: Config, place: str) -> tuple[list[System], dict[str, str]]:
+    """List systems, and those that change what the model computes, which take no part."""
+    found, out = [], {}
+    for spec in {repr(point.policy): point.policy for point in expand(config, place)}.values():
+        made: Any = make_policy(spec, place)
+        if made.exact and "oracle:routing" not in made.needs:
+            found.append(System(spec, policy_label(spec), getattr(made, "engine", "")))
+        else:
+            out[policy_label(spec)] = "an oracle" if made.exact else "it changes what the model computes"
+    return found, out
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting in which systems meet: everything but the system and the draw of routing."""
+    """One setting in which systems meet: everything but the system, its costs and the routing."""
 
     spec: ModelSpec
-    hardware: str  # label
+    machine: HardwareProfile  # with the costs of `ENGINE`
     batch: int
-    memory_bytes: int | None  # of the GPU, for everything; None: `share` says how many experts are cached
-    share: float | None  # of all experts; None: what the memory has room for
-    ratio: float  # rate of the link over the rate at which the CPU reads experts
-    own_ratio: float  # that of the machine as it is
-    draws: tuple[str, ...]  # experiments without policies, as JSON; one a draw
-
-    def raws(self) -> list[dict[str, Any]]:
-        return [json.loads(draw) for draw in self.draws]
+    whole_memory: bool  # the cache has all of the GPU's memory that `CONTEXT` leaves
+    draws: tuple[Raw, ...]  # experiments without policies; one for each draw of requests
+    ends: tuple[Raw, ...]  # with the least and the most local routing; none if the routing is given
+    left_out: str  # why nobody meets; empty if they do
 
     @property
     def model(self) -> str:
         return model_label(self.spec)
 
     @property
-    def panel(self) -> tuple[str, int]:
-        """Model and batch, which have one map."""
-        return self.model, self.batch
+    def hardware(self) -> str:
+        return hardware_label(self.machine)
+
+    def of_length(self, raw: Raw, decode: int | None = None) -> Raw:
+        """Write an experiment with another number of decoded tokens and the same room for the context."""
+        work = raw["workload"] if decode is None else {**raw["workload"], "decode_tokens": decode}
+        if not self.whole_memory:
+            return {**raw, "workload": work}
+        tokens = max(CONTEXT, _tokens(raw)) * self.batch
+        room = self.spec.all_kv_bytes(tokens, self.batch) - self.spec.all_kv_bytes(_tokens({"workload": work}) * self.batch, self.batch)
+        return {**raw, "workload": work, "cache": {"budget": self.machine.devices[self.machine.compute].memory_bytes - room}}
+
+
+def _tokens(raw: Raw) -> int:
+    return int(raw["workload"]["prompt_tokens"] or 0) + int(raw["workload"]["decode_tokens"] or 0)
 
 
 def settings_of(config: Config, place: str) -> list[Setting]:
@@ -77,144 +132,128 @@ def settings_of(config: Config, place: str) -> list[Setting]:
         workload = {key: value for key, value in point.workload.items() if key != "seed"}
         key = json.dumps([point.model, point.hardware, point.ratio, point.budget_bytes, workload], sort_keys=True, default=str)
         groups.setdefault(key, []).append(point)
-    return [_setting(config, points, place) for points in groups.values()]
+    most = max(int(one) for one in listed(config.workload.batch_size))
+    return [_setting(config, points, most, place) for points in groups.values()]
 
 
-def _setting(config: Config, points: Sequence[Point], place: str) -> Setting:
+def _setting(config: Config, points: Sequence[Point], requests: int, place: str) -> Setting:
     first = points[0]
-    model, machine = load_model(first.model, f"{place}: model"), load_hardware(first.hardware, f"{place}: hardware")
-    draws = dict.fromkeys(json.dumps(raw_at(config, point), sort_keys=True) for point in points)
-    own = float(ratio_of(machine, place))
-    return Setting(
-        model, hardware_label(machine), first.workload["batch_size"], first.budget_bytes, first.ratio,
-        own, own, tuple(draws),
-    )  # fmt: skip
+    model = load_model(first.model, f"{place}: model")
+    machine = load_hardware(first.hardware, f"{place}: hardware", ENGINE)
+    written = {json.dumps(raw_at(config, point), sort_keys=True, default=str): None for point in points}
+    draws, ends = [json.loads(one) for one in written], []
+    if first.trace is None:
+        work = first.workload
+        sizes = {"requests": requests, "prompt": work["prompt_tokens"], "decode": work["decode_tokens"], "scores": True}
+        lift, fitted = lift_to_assume(model), fitted_parameters(model)
+        shape = {"shape": f"{model.n_layers}x{model.n_experts}x{model.top_k}"}
+        usual = {MADE: fitted} if fitted else {MADE: ASSUMED, "lift": lift.middle, **shape}
+        for raw in draws:
+            raw["trace"] = {**usual, **sizes, "seed": raw["workload"].get("seed") or 0}
+        made = draws[0]["trace"]["seed"]
+        ends = [
+            {**draws[0], "trace": {MADE: ASSUMED, "lift": end, **shape, **sizes, "seed": made}} for end in (lift.low, lift.high)
+        ]
+    whole = first.ratio == 1 and first.budget_bytes is None
+    batch = int(first.workload["batch_size"])
+    return Setting(model, machine, batch, whole, tuple(draws), tuple(ends), _why_not(model, machine, batch, whole))
 
 
-def ratio_of(machine: HardwareProfile, place: str) -> Fraction:
-    """Return the rate of large copies over the rate at which the host reads experts."""
-    hosts = [device for name, device in machine.devices.items() if name in machine.backing and device.role == "host"]
-    links = [link for link in machine.links if link.dst == machine.compute and link.src in machine.backing]
-    if not hosts or not links:
-        raise ConfigError(
-            f"{place}: hardware {machine.name}: expected a host that computes and a link from it to {machine.compute}, got none; "
-            "name another machine"
-        )
-    cost = hosts[0].expert_cost
-    reading = cost.read_bytes_per_s if cost is not None else hosts[0].memory_bytes_per_s
-    curves = links[0].curves
-    return rate_of(curves.get("pinned") or next(iter(curves.values()))) / Fraction(reading)
+def _why_not(model: ModelSpec, machine: HardwareProfile, batch: int, whole: bool) -> str:
+    """Explain why there is nothing to offload, or no room for it."""
+    needed = required_bytes(model, machine, CONTEXT * batch, Placement(), batch)
+    experts = model.n_experts * sum(model.expert_bytes(layer) for layer in range(model.n_layers))
+    if whole and sum(needed[machine.compute].values()) + experts <= machine.devices[machine.compute].memory_bytes:
+        return "all of it fits in the GPU's memory"
+    for name in machine.backing:
+        if (need := sum(needed[name].values())) > (have := machine.devices[name].memory_bytes):
+            return f"it needs {format_memory(need)} of {name}, which has {format_memory(have)}"
+    return ""
 
 
-def map_of(setting: Setting, ratios: Iterable[float], shares: Iterable[float], place: str) -> list[Setting]:
-    """Return a setting with other link rates, and memory for other shares of the experts."""
-    found = []
-    room = {share: _memory(setting, share, place) for share in shares}
-    for ratio in ratios:
-        factor = Fraction(ratio).limit_denominator(10**6) / Fraction(setting.ratio).limit_denominator(10**9)
-        for share, n_bytes in room.items():
-            draws = []
-            for raw in setting.raws():
-                faster = Base(_LINK.scale(Base(raw, place), factor).raw, place)  # type: ignore[misc]
-                gpu = faster.profile.compute
-                room_there = max(n_bytes, faster.profile.devices[gpu].memory_bytes)
-                changed = faster.machine({f"devices.{gpu}.memory_bytes": room_there})
-                draws.append(json.dumps({**changed, "cache": {"budget": n_bytes}}, sort_keys=True))
-            found.append(replace(setting, memory_bytes=n_bytes, share=share, ratio=ratio, draws=tuple(draws)))
-    return found
+@cache
+def _machine(written: str, engine: str, place: str) -> HardwareProfile:
+    return load_hardware(json.loads(written), f"{place}: hardware", engine)
 
 
-def _memory(setting: Setting, share: float, place: str) -> int:
-    """Count the GPU bytes of all but the experts, and of a share of these."""
-    raw, model = setting.raws()[0], setting.spec
-    machine = load_hardware(raw["hardware"], f"{place}: hardware")
-    work = raw["workload"]
-    kv_tokens = work["batch_size"] * (int(work["prompt_tokens"] or 0) + int(work["decode_tokens"] or 0))
-    around = sum(required_bytes(model, machine, kv_tokens, Placement(), int(work["batch_size"]))[machine.compute].values())
-    experts = model.n_experts * sum(model.expert_bytes(layer) for layer in range(model.n_layers))  # at their full width alone
-    return around + math.ceil(share * experts)
+def costed(raw: Raw, system: System, draw: int, place: str) -> dict[str, Any]:
+    """Write an experiment with a system's costs: as they are (0), or at a joint draw of all numbers with intervals.
+
+    Draws are log-uniform, each in its own of as many equal parts as there are draws. They are the same for all systems, by the
+    number's key. A rule is charged for `BUILT` in each layer visit, with the router's result.
+    """
+    written = raw["hardware"] if isinstance(raw["hardware"], Mapping) else {"base": raw["hardware"]}
+    machine = _machine(json.dumps(written, sort_keys=True, default=str), system.costs_of, place)
+    found = {key: number.value for key, number in machine.numbers.items() if isinstance(number.value, int | float)}
+    changed: dict[str, Any] = {}
+    for key, number in machine.numbers.items():
+        if draw and number.interval is not None and key in found and not key.endswith("_bytes"):  # costs; a size decides what fits
+            value = _within(*number.interval, _place(key, draw))
+            found[key] = int(value) if isinstance(number.value, int) else value
+            changed[key] = {"value": found[key], "source": "assumed", "why": "drawn from its interval"}
+    if not system.engine:
+        value = sum(found.get(f"host_us.{one}", 0) for one in BUILT)
+        why = f"{' and '.join(BUILT)} of {ENGINE}, as its caches"
+        changed[f"devices.{machine.compute}.router_us"] = {"value": value, "source": "assumed", "why": why}
+    return {**raw, "engine": system.costs_of, "hardware": {**written, **changed}}
 
 
-def cpu_cost_ends(raw: Raw, place: str) -> list[dict[str, Any]]:
-    """Return an experiment at both ends of the CPU's cost a row; none without an interval."""
-    machine = load_hardware(raw["hardware"], f"{place}: hardware")
-    numbers = {key: one for key, one in machine.numbers.items() if key.endswith(_CPU_COST) and one.interval is not None}
-    return [
-        {**raw, "hardware": at_end(raw["hardware"], machine, key, end)}
-        for key, one in numbers.items()
-        for end in one.interval or ()
-    ]
+def _within(low: float, high: float, place: float) -> float:
+    return low * (high / low) ** place if low > 0 else low + (high - low) * place
 
 
-NEAR: Final = 1.15
-"""Systems that are at most so many times slower than the best of the first draw meet on the other draws, too."""
-MOST: Final = 5
-"""Of these so many at most, the fastest."""
-
-LEVEL: Final = 0.95
-"""Of the interval of a margin."""
-
-NOISE, CPU_COST, ALONE = "draws of routing", "CPU cost a row", "no second system"
-"""Why it is not certain who wins."""
+def _place(key: str, draw: int) -> float:
+    """Return where in its interval a number lies, from 0 to 1."""
+    part = Random(key).sample(range(COST_DRAWS), COST_DRAWS)[draw - 1]
+    return (part + Random(f"{key} {draw}").random()) / COST_DRAWS
 
 
+# --------------------------------------------------------------------------------------------------------------- decisions
 @dataclass(frozen=True)
 class Contest:
-    """The result of a setting."""
+    """The result of a setting among engines, or among rules."""
 
     best: str
-    speed: float  # of the best: geometric mean over the draws
-    # of the best, of all draws
-    least: float
-    most: float
+    speed: float  # of the best: geometric mean over the draws of requests
     second: str  # the next; empty if nobody else ran
     margin: Mean | None  # speed of the best over that of the second; None without a second
-    doubts: tuple[str, ...]  # of `NOISE`, `CPU_COST` and `ALONE`; empty: it is certain
-
-    @property
-    def certain(self) -> bool:
-        """Whether the best wins beyond the noise, wherever the CPU's cost lies in its interval."""
-        return not self.doubts
+    undone: tuple[str, ...]  # by `REQUESTS`, `COSTS`, `ROUTING` and `ALONE`; empty: it is certain
 
 
-def near(first: Mapping[str, float], factor: float = NEAR, most: int | None = MOST) -> list[str]:
-    """List systems near the best of the first draw, at least the two fastest.
+def near(speeds: Mapping[str, float], factor: float, most: int) -> list[str]:
+    """List systems near the best, at least the two fastest.
 
-    >>> near({"lru": 8.0, "dali": 10.0, "on-demand": 3.0})
+    >>> near({"lru": 8.1, "dali": 10.0, "on-demand": 3.0, "static": 2.0}, NEAR, 3)
     ['dali', 'lru']
     """
-    fastest = sorted(first, key=lambda name: -first[name])[:most]  # of equals the first
-    return [name for place, name in enumerate(fastest) if place < 2 or first[name] * factor >= first[fastest[0]]]
+    fastest = sorted(speeds, key=lambda name: -speeds[name])[:most]  # of equals the first
+    return [name for place, name in enumerate(fastest) if place < 2 or speeds[name] * factor >= speeds[fastest[0]]]
 
 
-def decide(speeds: Mapping[str, Sequence[float]], ends: Sequence[Mapping[str, float]] = ()) -> Contest:
-    """Decide a setting by each system's speeds on the draws and at ends of the CPU's row cost.
+def decide(
+    speeds: Mapping[str, Sequence[float]],
+    costs: Sequence[Mapping[str, float]] = (),
+    routing: Sequence[Mapping[str, float]] = (),
+) -> Contest:
+    """Decide a setting by each system's speeds on the draws, at other costs and on other routing.
 
     Of equals the first is the best. The margin has its 95 % interval by Student's t over the draws' ratios, on the scale of their
-    logarithms. There is doubt where that holds 1, and where at an end anybody is as fast as the best.
+    logarithms. The order is undone by requests where that holds 1, by costs or routing where anybody is as fast there.
 
     >>> found = decide({"lru": [8.0, 8.2], "dali": [10.0, 10.1]}, [{"lru": 8.0, "dali": 9.0}, {"lru": 8.0, "dali": 7.0}])
-    >>> found.best, round(found.margin.value, 2), found.doubts
-    ('dali', 1.24, ('CPU cost a row',))
+    >>> found.best, round(found.margin.value, 2), found.undone
+    ('dali', 1.24, ('costs',))
     """
     means = {name: mean(values, LEVEL).value for name, values in speeds.items()}
-    ranked = sorted(means, key=lambda name: -means[name])
-    best = ranked[0]
-    found = best, means[best], min(speeds[best]), max(speeds[best])
-    if len(ranked) == 1:
-        return Contest(*found, "", None, (ALONE,))
-    margin = mean([a / b for a, b in zip(speeds[best], speeds[ranked[1]], strict=True)], LEVEL)
-    doubts = []
-    if margin.n < 2 or margin.value <= margin.factor:
-        doubts.append(NOISE)
-    if any(best in end and end[best] <= max((v for name, v in end.items() if name != best), default=0.0) for end in ends):
-        doubts.append(CPU_COST)
-    return Contest(*found, ranked[1], margin, tuple(doubts))
-
-
-System = Mapping[str, Any]
-"""A policy as an experiment has it: its name and options."""
-Row = Mapping[str, "Value"]
+    best, *others = sorted(means, key=lambda name: -means[name])
+    if not others:
+        return Contest(best, means[best], "", None, (ALONE,))
+    margin = mean([a / b for a, b in zip(speeds[best], speeds[others[0]], strict=True)], LEVEL)
+    undone = [REQUESTS] if margin.n < 2 or margin.value <= margin.factor else []
+    for what, rows in ((COSTS, costs), (ROUTING, routing)):
+        if any(row.get(best, 0.0) <= max((row.get(name, 0.0) for name in others), default=0.0) for row in rows):
+            undone.append(what)
+    return Contest(best, means[best], others[0], margin, tuple(undone))
 
 
 @dataclass
@@ -225,6 +264,7 @@ class Meetings:
     workers: Workers
     folder: Path | None = None  # where runs are kept; None: nowhere
     progress: bool = False
+    bar: Progress | None = None  # counts steps of all runs, instead of one bar a call
     n_runs: int = 0  # that were asked for
     n_found: int = 0  # of those that had been run before
     errors: dict[str, str] = field(default_factory=dict)  # why a system did not run, by its label: the first reason
@@ -233,9 +273,9 @@ class Meetings:
 
     def read_inputs(self, raws: Iterable[str]) -> None:
         for raw in raws:
-            read_inputs(json.loads(raw), self.place, self._traces)
+            read_inputs(json.loads(raw), self.place, self._traces, progress=self.bar is None)
 
-    def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
+    def rows(self, meetings: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[list[Row | None]]:
         """Return the rows of each experiment (JSON without policies); None if one cannot run."""
         keys = [[(raw, json.dumps(one)) for one in systems] for raw, systems in meetings]
         missing = {key: None for one in keys for key in one if key not in self._known}
@@ -245,7 +285,9 @@ class Meetings:
         runs = [run for raw, systems in by_raw.items() for run in self._specs(raw, systems)]
         if runs:
             joined = Experiment.joined([(experiment, spec) for experiment, spec, _ in runs])
-            done = run_experiment(joined, folder=self.folder, progress=self.progress, workers=self.workers, may_fail=True)
+            done = run_experiment(
+                joined, folder=self.folder, progress=self.progress, workers=self.workers, may_fail=True, bar=self.bar
+            )
             self.n_runs += len(runs)
             self.n_found += done.n_found
             for (_, _, key), outcome in zip(runs, done.outcomes, strict=True):
@@ -263,7 +305,7 @@ class Meetings:
             return []
         return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy)))) for spec in experiment.specs]
 
-    def experiment(self, raw: str, systems: Sequence[System]) -> Experiment | None:
+    def experiment(self, raw: str, systems: Sequence[Mapping[str, Any]]) -> Experiment | None:
         asked = json.loads(raw) | {"policies": list(systems)}
         try:
             return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
@@ -289,36 +331,35 @@ def prompt_speed(row: Row) -> float:
 PHASES: Final[dict[str, Callable[[Row], float]]] = {"decode": decode_speed, "prompt": prompt_speed}
 
 
+# -------------------------------------------------------------------------------------------------------------- the league
 @dataclass(frozen=True)
-class Standing:
-    """The result of a setting in one phase."""
+class Cell:
+    """A setting in one phase."""
 
     setting: Setting
     phase: str  # one of `PHASES`
-    contest: Contest
-    first: Row  # of the best on the first draw
-    inexact: Row | None = None  # the fastest of those that change what the model computes, on the first draw
-    bound: float | None = None  # lower bound of the makespan over that of the best, on the first draw
+    released: Contest | None = None  # None where nobody met or ran
+    rules: Contest | None = None  # as if built in `ENGINE`
+    first: Row | None = None  # of the best engine, on the first draw
 
 
 @dataclass(frozen=True)
-class Everywhere:
-    """One system over the settings of a batch size."""
+class Rank:
+    """One system over the settings of a batch size, in the screen."""
 
     batch_size: int
     system: str
-    settings: int  # in which all systems were asked to run, on the first draw
+    settings: int  # in which all of its kind were asked to run
     ran: int  # of these it ran in so many
-    # median, worst: decode speed of the fastest over its own, of those in which it ran
+    # median, worst: decode speed of the fastest of its kind over its own, of those in which it ran
     median: float
     worst: float
-    fastest: int  # settings in which nobody was faster
 
 
-def everywhere(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Everywhere]:
+def rank(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Rank]:
     """Sum up settings by batch size and system, least behind first; the incomplete come last.
 
-    >>> [(one.system, one.median, one.ran) for one in everywhere([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
+    >>> [(one.system, one.median, one.ran) for one in rank([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
     [('a', 1.125, 2), ('b', 1.0, 1)]
     """
     found = []
@@ -326,201 +367,239 @@ def everywhere(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Everywher
         mine = [speeds for size, speeds in met if size == batch and speeds]
         for system in dict.fromkeys(name for speeds in mine for name in speeds):
             behind = [max(speeds.values()) / speeds[system] for speeds in mine if system in speeds]
-            fastest = sum(one == 1 for one in behind)
-            found.append(Everywhere(batch, system, len(mine), len(behind), median(behind), max(behind), fastest))
+            found.append(Rank(batch, system, len(mine), len(behind), median(behind), max(behind)))
     return sorted(found, key=lambda one: (one.batch_size, one.settings - one.ran, one.median, one.worst, one.system))
-
-
-UNITS: Final = {"decode": "tokens/s", "prompt": "first tokens/s"}
-
-
-def record(one: Standing) -> dict[str, Any]:
-    """Return a setting as a row of a table, every number unrounded."""
-    setting, contest, row, inexact = one.setting, one.contest, one.first, one.inexact
-    margin = contest.margin
-    return {
-        "model": setting.model, "hardware": setting.hardware, "memory_bytes": setting.memory_bytes,
-        "cached_share": setting.share, "link_over_cpu": setting.ratio, "machine_ratio": setting.own_ratio,
-        "batch_size": setting.batch, "phase": one.phase, "best": contest.best, "speed": contest.speed,
-        "speed_least": contest.least, "speed_most": contest.most, "unit": UNITS[one.phase],
-        "second": contest.second, "margin": margin.value if margin else None,
-        "margin_low": margin.value / margin.factor if margin else None,
-        "margin_high": margin.value * margin.factor if margin else None,
-        "ttft_s": float(str(row["ttft_mean_ns"])) / NS_PER_S, "draws": len(setting.draws),
-        "certain": contest.certain, "doubts": "; ".join(contest.doubts), "waited_for": waited(row, one.phase),
-        "bound_share": one.bound, "slots": row.get("cache_slots_used"),
-        "source_label": row.get("source_label"), "labels": ", ".join(split_notes(row)[0]),
-        "inexact": inexact["policy"] if inexact else "",
-        "inexact_speed": PHASES[one.phase](inexact) if inexact else None,
-        "inexact_fresh": inexact.get("fidelity_fresh") if inexact else None,
-    }  # fmt: skip
-
-
-SCREEN: Final = 1.5
-"""Systems that meet on all machines of a map: at most so many times slower than the best of any corner or of the middle."""
-ORACLE: Final = "oracle"
 
 
 @dataclass(frozen=True)
 class League:
     """Results of a league."""
 
-    table: tuple[Standing, ...]  # of the experiment's settings, both phases
-    cells: tuple[Standing, ...]  # of the map: decoding
+    cells: tuple[Cell, ...]  # of all settings, both phases
+    released: tuple[Rank, ...]
+    rules: tuple[Rank, ...]
     never: dict[str, str]  # systems that ran nowhere, and why
     n_runs: int
     n_found: int  # of these that had been run before
-    everywhere: tuple[Everywhere, ...] = ()  # exact systems over the settings and machines in which all of them met
+
+
+UNITS: Final = {"decode": "tokens/s", "prompt": "first tokens/s"}
+
+
+def record(cell: Cell) -> dict[str, Any]:
+    """Return a cell as a row of a table, every number unrounded."""
+    setting, row = cell.setting, cell.first
+    found: dict[str, Any] = {
+        "model": setting.model, "hardware": setting.hardware, "batch_size": setting.batch, "phase": cell.phase,
+    }  # fmt: skip
+    for name, one in (("", cell.released), ("rule_", cell.rules)):
+        margin = one.margin if one else None
+        found |= {
+            f"{name}best": one.best if one else "", f"{name}speed": one.speed if one else None,
+            f"{name}second": one.second if one else "", f"{name}margin": margin.value if margin else None,
+            f"{name}margin_low": margin.value / margin.factor if margin else None,
+            f"{name}margin_high": margin.value * margin.factor if margin else None,
+            f"{name}certain": not one.undone if one else None, f"{name}undone_by": "; ".join(one.undone) if one else "",
+        }  # fmt: skip
+    both = cell.released is not None and cell.rules is not None
+    return found | {
+        "rule_over_best": cell.rules.speed / cell.released.speed if both else None,  # type: ignore[union-attr]
+        "unit": UNITS[cell.phase], "draws": len(setting.draws), "cost_draws": COST_DRAWS, "routings": 1 + len(setting.ends),
+        "left_out": setting.left_out, "waited_for": waited(row, cell.phase) if row else "",
+        "cached_share": row.get("cache_share") if row else None, "source_label": row.get("source_label") if row else None,
+        "labels": ", ".join(split_notes(row)[0]) if row else "",
+    }  # fmt: skip
 
 
 def league(
-    config: Config, place: str, *, ratios: Sequence[float] = (), shares: Sequence[float] = (), folder: Path | None = None,
-    jobs: int | None = None, progress: bool = False, begin: Callable[[], object] | None = None,
+    config: Config, place: str, *, folder: Path | None = None, jobs: int | None = None, progress: bool = False,
+    begin: Callable[[], object] | None = None,
 ) -> League:  # fmt: skip
     """Run a league; an experiment's points that differ in trace or seed are draws of a setting."""
-    systems = list({repr(point.policy): point.policy for point in expand(config, place)}.values())
-    exact = [one for one in systems if make_policy(one, place).exact]
-    inexact = [one for one in systems if one not in exact]
+    systems, out = systems_of(config, place)
     settings = settings_of(config, place)
+    open_ones = [one for one in settings if not one.left_out]
+    if not open_ones or not systems:
+        why = next((f"{one.model} on {one.hardware}: {one.left_out}" for one in settings), next(iter(out.items()), ""))
+        raise ConfigError(f"{place}: expected a setting in which systems meet, got none: {why}")
     # Its runs are short, and this process is busy between them: one process more than cores keeps the cores at work.
     with Workers(jobs or usable_cores() + 1) as workers:
-        held = _League(Meetings(place, workers, folder, progress), place, progress)
-        maps = _maps(settings, ratios, shares, place) if ratios and shares else {}
-        everyone = [*settings, *(cell for cells in maps.values() for cell in cells)]
-        held.meetings.read_inputs(draw for setting in everyone for draw in setting.draws)
+        held = _League(Meetings(place, workers, folder), place, open_ones, systems)
+        held.check()
         if begin is not None:
             begin()
-        held.tell(f"{len(settings)} settings, {len(systems)} systems")
-        table = [held.bounded(one, exact) for one in held.standings(settings, exact, tuple(PHASES), inexact)]
-        cells = held.cells(maps, exact, _asked(ratios, shares)) if maps else []
-        summed = everywhere(held.met([*settings, *held.asked], exact))
-    if not table:
+        with Progress(held.steps(), enabled=progress) as bar:
+            held.meetings.bar = bar
+            cells = held.cells()
+    ran = {label for speeds in held.screened.values() for label in speeds}
+    if not ran:
         why = next(iter(held.meetings.errors.values()), "nothing decoded")
         raise ConfigError(f"{place}: expected a system that runs in some setting, got none: {why}")
-    labels = [policy_label(one) for one in systems]
-    never = {label: f"ran in no setting: {held.meetings.errors[label]}" for label in labels if label not in held.ran}
-    return League(tuple(table), tuple(cells), never, held.meetings.n_runs, held.meetings.n_found, tuple(summed))
+    errors = held.meetings.errors
+    never = out | {one.label: f"ran in no setting: {errors[one.label]}" for one in systems if one.label not in ran}
+    ranks = [
+        rank([(setting.batch, held.speeds(setting, "decode", released)) for setting in open_ones]) for released in (True, False)
+    ]
+    closed = [Cell(one, phase) for one in settings if one.left_out for phase in PHASES]
+    return League((*cells, *closed), tuple(ranks[0]), tuple(ranks[1]), never, held.meetings.n_runs, held.meetings.n_found)
+
+
+@dataclass
+class _Heat:
+    """Systems of a kind that meet in a phase of a setting, and their speeds."""
+
+    setting: Setting
+    phase: str
+    released: bool
+    systems: list[System]
+    draws: list[list[Row | None]] = field(default_factory=list)
+    others: list[list[Row | None]] = field(default_factory=list)  # at each draw of costs, then at the ends of routing
+
+    @property
+    def tokens(self) -> int | None:
+        """Decoded tokens of its runs: all, or one after a prompt."""
+        return None if self.phase == "decode" else 1
+
+
+_FINALISTS: Final = 4  # of a setting and phase, as the time left assumes
+_ROUTING_STEPS: Final = 2500  # of a run, that take as long as to make routing
+
+
+def _steps(setting: Setting, tokens: int | None) -> int:
+    work = setting.draws[0]["workload"]
+    rows = setting.batch * int(work["prompt_tokens"] or 0)
+    return ceil_div(rows, int(work.get("prefill_chunk") or rows or 1)) + int(tokens or work["decode_tokens"] or 0)
 
 
 class _League:
-    def __init__(self, meetings: Meetings, place: str, progress: bool) -> None:
-        self.meetings = meetings
-        self.ran: set[str] = set()
-        self.asked: list[Setting] = []  # machines of the map in which all systems meet
-        self._place = place
-        self._progress = progress
+    def __init__(self, meetings: Meetings, place: str, settings: Sequence[Setting], systems: Sequence[System]) -> None:
+        self.meetings, self._place = meetings, place
+        self._settings, self._systems = settings, systems
+        self.screened: dict[tuple[int, str], dict[str, float]] = {}  # setting's place and phase -> label -> speed
 
-    def tell(self, text: str) -> None:
-        if self._progress:
-            say(text)
+    def check(self) -> None:
+        """Find all that is wrong before the first run: inputs, and engines that do not run on a machine."""
+        wrong: dict[str, None] = {}
+        for setting in self._settings:
+            traces = [raw for raw in (*setting.draws, *setting.ends) if not isinstance(raw["trace"], Mapping)]
+            try:
+                self.meetings.read_inputs(json.dumps(raw) for raw in traces)
+            except MoesimError as error:
+                wrong[str(error)] = None
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+        for system, setting in product(self._systems, self._settings):
+            try:
+                costed(setting.draws[0], system, 0, self._place)
+            except MoesimError as error:
+                self.meetings._note(system.label, error)
 
-    def standings(
-        self, settings: Sequence[Setting], systems: Sequence[System], phases: Sequence[str], inexact: Sequence[System] = (),
-    ) -> list[Standing]:  # fmt: skip
-        """Decide settings: all on the first draw, whoever is near on other draws and at the ends."""
-        first = self._first(settings, [*systems, *inexact])
-        chosen = [[one for one in systems if policy_label(one) in _near(rows, systems, phases)] for rows in first]
-        self.tell(f"other draws of routing: {sum(map(len, chosen))} systems near the best")
-        self.meetings.rows([(raw, some) for setting, some in zip(settings, chosen, strict=True) for raw in setting.draws[1:]])
-        ends = [
-            [json.dumps(raw, sort_keys=True) for raw in cpu_cost_ends(setting.raws()[0], self._place)]
-            if any(_rows_add(setting, phase) for phase in phases) else [] for setting in settings
-        ]  # fmt: skip
-        self.tell("ends of the CPU's cost a row")
-        self.meetings.rows([(raw, some) for raws, some in zip(ends, chosen, strict=True) for raw in raws])
-        found, names = [], {policy_label(one) for one in inexact}
-        for setting, some, rows, raws in zip(settings, chosen, first, ends, strict=True):
-            others = [row for name, row in rows.items() if name in names]
-            for phase in phases:
-                standing = self._standing(setting, phase, some, raws if _rows_add(setting, phase) else [])
-                if standing is not None:
-                    found.append(replace(standing, inexact=max(others, key=PHASES[phase], default=None)))
-        return found
+    def steps(self) -> int:
+        """Estimate the steps of the whole league; routing counts as steps, too."""
+        self._later = [0, 0, 0]  # steps of screen, draws and other costs and routing
+        for setting in self._settings:
+            self._later[0] += len(self._systems) * _steps(setting, SCREEN_TOKENS)
+            both = _FINALISTS * (_steps(setting, None) + _steps(setting, 1))
+            self._later[1] += both * len(setting.draws)
+            self._later[2] += both * (COST_DRAWS + len(setting.ends))
+        return sum(self._later) + _ROUTING_STEPS * len(self._routing())
 
-    def cells(
-        self, maps: Mapping[Panel, Sequence[Setting]], systems: Sequence[System], ends: Collection[tuple[float, float]]
-    ) -> list[Standing]:
-        """Decide the cells of all maps; all systems meet in the cells at their ends."""
-        found: list[Standing] = []
-        for (model, batch), cells in maps.items():
-            self.tell(f"map of {model}, batch {batch}: {len(cells)} machines")
-            asked = [one for one in cells if (one.ratio, one.share) in ends]
-            self.asked += asked
-            near_any = {name for rows in self._first(asked, systems) for name in _near(rows, systems, ("decode",), SCREEN)}
-            found += self.standings(cells, [one for one in systems if policy_label(one) in near_any], ("decode",))
-        return found
+    def _routing(self) -> dict[str, Raw]:
+        """Return an experiment for each routing that is to be made."""
+        raws = (raw for setting in self._settings for raw in (*setting.draws, *setting.ends))
+        return {json.dumps(raw["trace"], sort_keys=True): raw for raw in raws if isinstance(raw["trace"], Mapping)}
 
-    def met(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[tuple[int, dict[str, float]]]:
-        rows = self._first(settings, systems)
-        return [(setting.batch, _speeds(mine, "decode")) for setting, mine in zip(settings, rows, strict=True)]
+    def speeds(self, setting: Setting, phase: str, released: bool) -> dict[str, float]:
+        """Return the speeds of a kind in the screen."""
+        mine = {one.label for one in self._systems if bool(one.engine) == released}
+        return {name: speed for name, speed in self.screened[id(setting), phase].items() if name in mine}
 
-    def _first(self, settings: Sequence[Setting], systems: Sequence[System]) -> list[dict[str, Row]]:
-        rows = self.meetings.rows([(setting.draws[0], systems) for setting in settings])
-        named = [{policy_label(one): row for one, row in zip(systems, mine, strict=True) if row is not None} for mine in rows]
-        self.ran.update(name for one in named for name in one)
-        return named
+    def _run(self, asked: Sequence[tuple[Setting, Raw, int | None, int, System]]) -> list[Row | None]:
+        """Run systems, each at a number of decoded tokens and a draw of costs."""
+        assert self.meetings.bar is not None
+        self.meetings.bar.leave_out(self._later.pop(0) - sum(_steps(setting, tokens) for setting, _, tokens, _, _ in asked))
+        meetings: list[tuple[str, list[Mapping[str, Any]]]] = []
+        for setting, raw, tokens, draw, system in asked:
+            try:
+                written = costed(setting.of_length(raw, tokens), system, draw, self._place)
+                meetings.append((json.dumps(written, sort_keys=True), [system.spec]))
+            except MoesimError:  # noted before the first run
+                meetings.append(("", []))
+        return [rows[0] if rows else None for rows in self.meetings.rows(meetings)]
 
-    def _standing(self, setting: Setting, phase: str, systems: Sequence[System], ends: Sequence[str]) -> Standing | None:
-        of = PHASES[phase]
-        rows = self.meetings.rows([(raw, systems) for raw in (*setting.draws, *ends)])
-        n_draws = len(setting.draws)
-        speeds: dict[str, list[float]] = {}
-        for place, one in enumerate(systems):
-            mine = [row[place] for row in rows[:n_draws]]
-            if all(row is not None for row in mine):
-                speeds[policy_label(one)] = [of(row) for row in mine if row is not None]
-        if not speeds:
-            return None
-        at_ends = [
-            {policy_label(one): of(row) for one, row in zip(systems, mine, strict=True) if row is not None}
-            for mine in rows[n_draws:]
+    def cells(self) -> list[Cell]:
+        """Make the routing, screen all systems, and let finalists meet."""
+        bar = self.meetings.bar
+        assert bar is not None
+        for raw in self._routing().values():
+            bar.describe("making routing")
+            self.meetings.read_inputs([json.dumps(raw)])
+            bar.advance(_ROUTING_STEPS)
+        self._screen()
+        heats = [
+            _Heat(setting, phase, released, self._named(near(speeds, NEAR, MOST[released])))
+            for setting, phase, released in product(self._settings, PHASES, (True, False))
+            if (speeds := self.speeds(setting, phase, released))
         ]
-        contest = decide(speeds, [{name: end[name] for name in end if name in speeds} for end in at_ends])
-        first = next(row for one, row in zip(systems, rows[0], strict=True) if policy_label(one) == contest.best)
-        assert first is not None
-        return Standing(setting, phase, contest, first)
+        asked = [
+            (one.setting, raw, one.tokens, 0, system) for one in heats for raw in one.setting.draws for system in one.systems
+        ]
+        rows = iter(self._run(asked))
+        for one in heats:
+            one.draws = [[next(rows) for _ in one.systems] for _ in one.setting.draws]
+            means = {name: mean(speeds, LEVEL).value for name, speeds in self._drawn(one).items()}
+            keep = set(near(means, CLOSE, MOST[one.released]))
+            places = [place for place, system in enumerate(one.systems) if system.label in keep]
+            one.systems = [one.systems[place] for place in places]
+            one.draws = [[row[place] for place in places] for row in one.draws]
+        others = [[(one.setting.draws[0], k + 1) for k in range(COST_DRAWS)] + [(raw, 0) for raw in one.setting.ends] for one in heats]
+        asked = [
+            (one.setting, raw, one.tokens, draw, system)
+            for one, where in zip(heats, others, strict=True) for raw, draw in where for system in one.systems
+        ]  # fmt: skip
+        rows = iter(self._run(asked))
+        for one, where in zip(heats, others, strict=True):
+            one.others = [[next(rows) for _ in one.systems] for _ in where]
+        found = {(id(one.setting), one.phase, one.released): one for one in heats}
+        return [
+            self._cell(setting, phase, *(found.get((id(setting), phase, released)) for released in (True, False)))
+            for setting, phase in product(self._settings, PHASES)
+        ]
 
-    def bounded(self, standing: Standing, systems: Sequence[System]) -> Standing:
-        system = next(one for one in systems if policy_label(one) == standing.contest.best)
-        experiment = self.meetings.experiment(standing.setting.draws[0], [system])
-        slots, makespan = standing.first.get("cache_slots"), standing.first.get("makespan_ns")
-        if experiment is None or not isinstance(slots, int) or not isinstance(makespan, int):
-            return standing
-        bounds = bounds_of(experiment, experiment.specs[0], slots)
-        return standing if bounds is None else replace(standing, bound=bounds.makespan_ns / makespan)
+    def _screen(self) -> None:
+        asked = [
+            (setting, setting.draws[0], min(SCREEN_TOKENS, int(setting.draws[0]["workload"]["decode_tokens"])), 0, system)
+            for setting in self._settings for system in self._systems
+        ]  # fmt: skip
+        rows = iter(self._run(asked))
+        for setting in self._settings:
+            mine = {system.label: row for system in self._systems if (row := next(rows)) is not None}
+            for phase, speed in PHASES.items():
+                self.screened[id(setting), phase] = {name: speed(row) for name, row in mine.items()}
 
+    def _named(self, labels: Sequence[str]) -> list[System]:
+        return [next(one for one in self._systems if one.label == label) for label in labels]
 
-Panel = tuple[str, int]
+    def _drawn(self, heat: _Heat) -> dict[str, list[float]]:
+        """Return the speeds of those that ran on all draws."""
+        found = {}
+        for place, system in enumerate(heat.systems):
+            mine = [row[place] for row in heat.draws]
+            if all(row is not None for row in mine):
+                found[system.label] = [PHASES[heat.phase](row) for row in mine if row is not None]
+        return found
 
+    def _decided(self, heat: _Heat) -> Contest | None:
+        speeds, of = self._drawn(heat), PHASES[heat.phase]
+        named = [
+            {system.label: of(row) for system, row in zip(heat.systems, rows, strict=True) if row is not None}
+            for rows in heat.others
+        ]
+        return decide(speeds, named[:COST_DRAWS], named[COST_DRAWS:]) if speeds else None
 
-def _maps(
-    settings: Sequence[Setting], ratios: Sequence[float], shares: Sequence[float], place: str
-) -> dict[Panel, list[Setting]]:
-    """Make the machines of each model's and batch's map, around the first machine."""
-    hardware = settings[0].hardware
-    bases = {one.panel: one for one in reversed(settings) if one.hardware == hardware}
-    return {panel: map_of(bases[panel], ratios, shares, place) for panel in dict.fromkeys(one.panel for one in settings)}
-
-
-def _rows_add(setting: Setting, phase: str) -> bool:
-    """Whether experts have further rows, which a decode step of one request has not."""
-    return setting.batch > 1 or phase != "decode"
-
-
-def _near(rows: dict[str, Row], systems: Sequence[System], phases: Iterable[str], factor: float | None = None) -> set[str]:
-    """Name the systems near the best in any phase; an oracle is nobody's equal."""
-    names = [policy_label(one) for one in systems]
-    found: set[str] = set()
-    for phase in phases:
-        speeds = {name: speed for name, speed in _speeds(rows, phase).items() if name in names}
-        found.update(near(speeds) if factor is None else near(speeds, factor, None))
-    return found
-
-
-def _speeds(rows: dict[str, Row], phase: str) -> dict[str, float]:
-    return {name: PHASES[phase](row) for name, row in rows.items() if row.get("source_label") != ORACLE}
-
-
-def _asked(ratios: Sequence[float], shares: Sequence[float]) -> set[tuple[float, float]]:
-    middle = ratios[len(ratios) // 2], shares[len(shares) // 2]
-    return {(ratio, share) for ratio in (ratios[0], ratios[-1]) for share in (shares[0], shares[-1])} | {middle}
+    def _cell(self, setting: Setting, phase: str, released: _Heat | None, rules: _Heat | None) -> Cell:
+        best, rule = (None if one is None else self._decided(one) for one in (released, rules))
+        first = None
+        if released is not None and best is not None:
+            first = released.draws[0][[one.label for one in released.systems].index(best.best)]
+        return Cell(setting, phase, best, rule, first)
