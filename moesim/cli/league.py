@@ -81,7 +81,17 @@ def files_of(found: League) -> dict[str, bytes]:
     return files | pictures(drawing.figure, "crossover")
 
 
-_HEAD = ("batch", "phase", "best engine", "speed", "over the second", "certain", "best rule, if built", "over the engine", "certain ")
+_HEAD = (
+    "batch",
+    "phase",
+    "best engine",
+    "speed",
+    "over the second",
+    "certain",
+    "best rule, if built",
+    "over the engine",
+    "certain ",
+)
 
 
 def table(found: League, form: Format) -> str:
@@ -135,8 +145,14 @@ def _notes(found: League, rows: Sequence[dict[str, Any]], met: Sequence[dict[str
         f"costs with intervals, and on {first['routings']} routings; else what undoes it",
     ]
     for words, ranks in (("engines", found.released), ("rules, if built", found.rules)):
-        notes += [_rank(words, [one for one in ranks if one.batch_size == size]) for size in dict.fromkeys(r.batch_size for r in ranks)]
-    closed = {f"{_short(row['model'])} on {row['hardware']}, batch {row['batch_size']}": row["left_out"] for row in rows if row["left_out"]}
+        notes += [
+            _rank(words, [one for one in ranks if one.batch_size == size]) for size in dict.fromkeys(r.batch_size for r in ranks)
+        ]
+    closed = {
+        f"{_short(row['model'])} on {row['hardware']}, batch {row['batch_size']}": row["left_out"]
+        for row in rows
+        if row["left_out"]
+    }
     notes += [f"left out: {name}: {why}" for name, why in (closed | found.never).items()]
     return [*notes, f"{found.n_runs} runs, of which {found.n_found} had been done before"]
 

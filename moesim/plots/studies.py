@@ -284,7 +284,9 @@ _CELL: Final = 0.2  # inches that a cell is high
 def crossover(frame: pd.DataFrame) -> Drawing:
     """Maps of the fastest engine by machine and model: phases one below another, batches side by side."""
     need(frame, _LEAGUE_COLUMNS, "crossover")
-    models, machines, batches, phases = (list(dict.fromkeys(frame[name])) for name in ("model", "hardware", "batch_size", "phase"))
+    models, machines, batches, phases = (
+        list(dict.fromkeys(frame[name])) for name in ("model", "hardware", "batch_size", "phase")
+    )
     met = frame[frame["best"].fillna("") != ""]
     counts = met["best"].value_counts(sort=False)
     winners = sorted(counts.index, key=lambda name: -counts[name])  # of equals in order of appearance
@@ -300,7 +302,9 @@ def crossover(frame: pd.DataFrame) -> Drawing:
             _map(axes, cells, machines, models, colours, with_margins=room > text_width("1.00") + 0.04)
             panel_title(axes, f"{phase}, batch {batch}", fontsize=7)
     for axes in grid[-1]:
-        axes.set_xticks(range(len(models)), [model.partition(" (")[0] for model in models], rotation=60, ha="right", fontsize=SMALL)
+        axes.set_xticks(
+            range(len(models)), [model.partition(" (")[0] for model in models], rotation=60, ha="right", fontsize=SMALL
+        )
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(machines)), [_parts(machine) for machine in machines], fontsize=SMALL)
     handles = [swatch(colours[name], f"{name} ({counts[name]})") for name in winners]
@@ -341,7 +345,9 @@ def _map(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set(xlim=(-0.5, len(models) - 0.5), ylim=(len(machines) - 0.5, -0.5))
-    for best, machine, model, margin, certain in cells[["best", "hardware", "model", "margin", "certain"]].itertuples(index=False):
+    for best, machine, model, margin, certain in cells[["best", "hardware", "model", "margin", "certain"]].itertuples(
+        index=False
+    ):
         x, y, colour = models.index(model), machines.index(machine), colours[best]
         corner, on = (x - 0.5, y - 0.5), text_on(colour)
         axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor=WHITE, linewidth=0.8))

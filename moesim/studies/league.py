@@ -52,10 +52,8 @@ SCREEN_TOKENS: Final = 64
 COST_DRAWS: Final = 4
 """Joint draws of all numbers with intervals."""
 
-NEAR: Final = 1.25
+NEAR: Final = 1.5
 """Systems at most so many times slower than the fastest of the screen meet in full."""
-CLOSE: Final = 1.15
-"""Of these, systems at most so many times slower meet at other costs and on other routing."""
 MOST: Final = {True: 3, False: 2}
 """Of engines, and of rules, so many at most."""
 LEVEL: Final = 0.95
@@ -104,6 +102,10 @@ class Setting:
     left_out: str  # why nobody meets; empty if they do
 
     @property
+    def decode_tokens(self) -> int:
+        return int(self.draws[0]["workload"]["decode_tokens"])
+
+    @property
     def model(self) -> str:
         return model_label(self.spec)
 
@@ -117,7 +119,9 @@ class Setting:
         if not self.whole_memory:
             return {**raw, "workload": work}
         tokens = max(CONTEXT, _tokens(raw)) * self.batch
-        room = self.spec.all_kv_bytes(tokens, self.batch) - self.spec.all_kv_bytes(_tokens({"workload": work}) * self.batch, self.batch)
+        room = self.spec.all_kv_bytes(tokens, self.batch) - self.spec.all_kv_bytes(
+            _tokens({"workload": work}) * self.batch, self.batch
+        )
         return {**raw, "workload": work, "cache": {"budget": self.machine.devices[self.machine.compute].memory_bytes - room}}
 
 
@@ -187,7 +191,9 @@ def costed(raw: Raw, system: System, draw: int, place: str) -> dict[str, Any]:
     found = {key: number.value for key, number in machine.numbers.items() if isinstance(number.value, int | float)}
     changed: dict[str, Any] = {}
     for key, number in machine.numbers.items():
-        if draw and number.interval is not None and key in found and not key.endswith("_bytes"):  # costs; a size decides what fits
+        if (
+            draw and number.interval is not None and key in found and not key.endswith("_bytes")
+        ):  # costs; a size decides what fits
             value = _within(*number.interval, _place(key, draw))
             found[key] = int(value) if isinstance(number.value, int) else value
             changed[key] = {"value": found[key], "source": "assumed", "why": "drawn from its interval"}
@@ -294,7 +300,7 @@ class Meetings:
                 if outcome.failure is None:
                     self._known[key] = outcome.row
                 else:
-                    self._note(str(outcome.row["policy"]), outcome.failure)
+                    self.note(str(outcome.row["policy"]), outcome.failure)
         return [[self._known[key] for key in one] for one in keys]
 
     def _specs(self, raw: str, systems: Sequence[str]) -> list[tuple[Experiment, RunSpec, tuple[str, str]]]:
@@ -311,10 +317,10 @@ class Meetings:
             return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
         except MoesimError as error:
             for system in systems:
-                self._note(policy_label(system), error)
+                self.note(policy_label(system), error)
             return None
 
-    def _note(self, label: str, error: MoesimError) -> None:
+    def note(self, label: str, error: MoesimError) -> None:
         self.errors.setdefault(label, " ".join(str(error).split()))
 
 
@@ -429,14 +435,12 @@ def league(
         if begin is not None:
             begin()
         with Progress(held.steps(), enabled=progress) as bar:
-            held.meetings.bar = bar
-            cells = held.cells()
-    ran = {label for speeds in held.screened.values() for label in speeds}
-    if not ran:
+            cells = held.cells(bar)
+    if not held.ran:
         why = next(iter(held.meetings.errors.values()), "nothing decoded")
         raise ConfigError(f"{place}: expected a system that runs in some setting, got none: {why}")
     errors = held.meetings.errors
-    never = out | {one.label: f"ran in no setting: {errors[one.label]}" for one in systems if one.label not in ran}
+    never = out | {one.label: f"ran in no setting: {errors[one.label]}" for one in systems if one.label not in held.ran}
     ranks = [
         rank([(setting.batch, held.speeds(setting, "decode", released)) for setting in open_ones]) for released in (True, False)
     ]
@@ -444,46 +448,67 @@ def league(
     return League((*cells, *closed), tuple(ranks[0]), tuple(ranks[1]), never, held.meetings.n_runs, held.meetings.n_found)
 
 
-@dataclass
-class _Heat:
-    """Systems of a kind that meet in a phase of a setting, and their speeds."""
-
-    setting: Setting
-    phase: str
-    released: bool
-    systems: list[System]
-    draws: list[list[Row | None]] = field(default_factory=list)
-    others: list[list[Row | None]] = field(default_factory=list)  # at each draw of costs, then at the ends of routing
-
-    @property
-    def tokens(self) -> int | None:
-        """Decoded tokens of its runs: all, or one after a prompt."""
-        return None if self.phase == "decode" else 1
-
-
-_FINALISTS: Final = 4  # of a setting and phase, as the time left assumes
+Asked = tuple[Setting, Raw, int | None, int, System]
+"""A run: with its decoded tokens (None: all) and the draw of its costs."""
 _ROUTING_STEPS: Final = 2500  # of a run, that take as long as to make routing
 
 
-def _steps(setting: Setting, tokens: int | None) -> int:
-    work = setting.draws[0]["workload"]
-    rows = setting.batch * int(work["prompt_tokens"] or 0)
-    return ceil_div(rows, int(work.get("prefill_chunk") or rows or 1)) + int(tokens or work["decode_tokens"] or 0)
+@dataclass
+class _Heat:
+    """Systems of a kind that meet in a phase of a setting."""
+
+    setting: Setting
+    phase: str
+    systems: list[System]
+
+    def asked(self) -> list[Asked]:
+        """Return its runs: draws of requests, draws of costs, routing; of a prompt with one token more."""
+        one, tokens = self.setting, None if self.phase == "decode" else 1
+        where = (
+            [(raw, 0) for raw in one.draws] + [(one.draws[0], k + 1) for k in range(COST_DRAWS)] + [(raw, 0) for raw in one.ends]
+        )
+        return [(one, raw, tokens, draw, system) for raw, draw in where for system in self.systems]
+
+    def decided(self, rows: Sequence[Row | None]) -> tuple[Contest, Row] | None:
+        """Decide by the rows of what was asked; also return the row of the best on the first draw."""
+        n, of = len(self.systems), PHASES[self.phase]
+        at = [
+            {one.label: of(row) for one, row in zip(self.systems, rows[i : i + n], strict=True) if row is not None}
+            for i in range(0, len(rows), n)
+        ]
+        draws, costs = at[: len(self.setting.draws)], at[len(self.setting.draws) :]
+        speeds = {one.label: [row[one.label] for row in draws] for one in self.systems if all(one.label in row for row in draws)}
+        if not speeds:
+            return None
+        found = decide(speeds, costs[:COST_DRAWS], costs[COST_DRAWS:])
+        row = rows[[one.label for one in self.systems].index(found.best)]
+        return None if row is None else (found, row)
+
+
+def _steps(asked: Iterable[Asked]) -> int:
+    found = 0
+    for setting, _, tokens, _, _ in asked:
+        work = setting.draws[0]["workload"]
+        rows = setting.batch * int(work["prompt_tokens"] or 0)
+        found += ceil_div(rows, int(work.get("prefill_chunk") or rows or 1)) + int(tokens or work["decode_tokens"] or 0)
+    return found
 
 
 class _League:
     def __init__(self, meetings: Meetings, place: str, settings: Sequence[Setting], systems: Sequence[System]) -> None:
         self.meetings, self._place = meetings, place
         self._settings, self._systems = settings, systems
-        self.screened: dict[tuple[int, str], dict[str, float]] = {}  # setting's place and phase -> label -> speed
+        self._screened: dict[tuple[int, str], dict[str, float]] = {}  # of a setting and phase: speeds by label
+        raws = (raw for setting in settings for raw in (*setting.draws, *setting.ends))
+        self._routing = {json.dumps(raw["trace"], sort_keys=True, default=str): raw for raw in raws}
 
     def check(self) -> None:
-        """Find all that is wrong before the first run: inputs, and engines that do not run on a machine."""
+        """Find all that is wrong before the first run: routing, and engines that do not run on a machine."""
         wrong: dict[str, None] = {}
-        for setting in self._settings:
-            traces = [raw for raw in (*setting.draws, *setting.ends) if not isinstance(raw["trace"], Mapping)]
+        for raw in self._routing.values():
             try:
-                self.meetings.read_inputs(json.dumps(raw) for raw in traces)
+                if not isinstance(raw["trace"], Mapping):
+                    self.meetings.read_inputs([json.dumps(raw)])
             except MoesimError as error:
                 wrong[str(error)] = None
         if wrong:
@@ -492,32 +517,35 @@ class _League:
             try:
                 costed(setting.draws[0], system, 0, self._place)
             except MoesimError as error:
-                self.meetings._note(system.label, error)
+                self.meetings.note(system.label, error)
+
+    @property
+    def _first(self) -> list[Asked]:
+        """Runs of the screen."""
+        return [
+            (one, one.draws[0], min(SCREEN_TOKENS, one.decode_tokens), 0, system)
+            for one in self._settings
+            for system in self._systems
+        ]
 
     def steps(self) -> int:
         """Estimate the steps of the whole league; routing counts as steps, too."""
-        self._later = [0, 0, 0]  # steps of screen, draws and other costs and routing
-        for setting in self._settings:
-            self._later[0] += len(self._systems) * _steps(setting, SCREEN_TOKENS)
-            both = _FINALISTS * (_steps(setting, None) + _steps(setting, 1))
-            self._later[1] += both * len(setting.draws)
-            self._later[2] += both * (COST_DRAWS + len(setting.ends))
-        return sum(self._later) + _ROUTING_STEPS * len(self._routing())
-
-    def _routing(self) -> dict[str, Raw]:
-        """Return an experiment for each routing that is to be made."""
-        raws = (raw for setting in self._settings for raw in (*setting.draws, *setting.ends))
-        return {json.dumps(raw["trace"], sort_keys=True): raw for raw in raws if isinstance(raw["trace"], Mapping)}
+        self._later = _steps(
+            asked for setting in self._settings for phase in PHASES
+            for asked in _Heat(setting, phase, list(self._systems[: sum(MOST.values())])).asked()
+        )  # fmt: skip
+        return _ROUTING_STEPS * len(self._routing) + _steps(self._first) + self._later
 
     def speeds(self, setting: Setting, phase: str, released: bool) -> dict[str, float]:
         """Return the speeds of a kind in the screen."""
         mine = {one.label for one in self._systems if bool(one.engine) == released}
-        return {name: speed for name, speed in self.screened[id(setting), phase].items() if name in mine}
+        return {name: speed for name, speed in self._screened[id(setting), phase].items() if name in mine}
 
-    def _run(self, asked: Sequence[tuple[Setting, Raw, int | None, int, System]]) -> list[Row | None]:
-        """Run systems, each at a number of decoded tokens and a draw of costs."""
-        assert self.meetings.bar is not None
-        self.meetings.bar.leave_out(self._later.pop(0) - sum(_steps(setting, tokens) for setting, _, tokens, _, _ in asked))
+    @property
+    def ran(self) -> set[str]:
+        return {label for speeds in self._screened.values() for label in speeds}
+
+    def _run(self, asked: Sequence[Asked]) -> list[Row | None]:
         meetings: list[tuple[str, list[Mapping[str, Any]]]] = []
         for setting, raw, tokens, draw, system in asked:
             try:
@@ -527,79 +555,30 @@ class _League:
                 meetings.append(("", []))
         return [rows[0] if rows else None for rows in self.meetings.rows(meetings)]
 
-    def cells(self) -> list[Cell]:
+    def cells(self, bar: Progress) -> list[Cell]:
         """Make the routing, screen all systems, and let finalists meet."""
-        bar = self.meetings.bar
-        assert bar is not None
-        for raw in self._routing().values():
-            bar.describe("making routing")
+        self.meetings.bar = bar
+        for place, raw in enumerate(self._routing.values()):
+            bar.describe(f"{place + 1}/{len(self._routing)} routing")
             self.meetings.read_inputs([json.dumps(raw)])
             bar.advance(_ROUTING_STEPS)
-        self._screen()
-        heats = [
-            _Heat(setting, phase, released, self._named(near(speeds, NEAR, MOST[released])))
-            for setting, phase, released in product(self._settings, PHASES, (True, False))
-            if (speeds := self.speeds(setting, phase, released))
-        ]
-        asked = [
-            (one.setting, raw, one.tokens, 0, system) for one in heats for raw in one.setting.draws for system in one.systems
-        ]
-        rows = iter(self._run(asked))
-        for one in heats:
-            one.draws = [[next(rows) for _ in one.systems] for _ in one.setting.draws]
-            means = {name: mean(speeds, LEVEL).value for name, speeds in self._drawn(one).items()}
-            keep = set(near(means, CLOSE, MOST[one.released]))
-            places = [place for place, system in enumerate(one.systems) if system.label in keep]
-            one.systems = [one.systems[place] for place in places]
-            one.draws = [[row[place] for place in places] for row in one.draws]
-        others = [[(one.setting.draws[0], k + 1) for k in range(COST_DRAWS)] + [(raw, 0) for raw in one.setting.ends] for one in heats]
-        asked = [
-            (one.setting, raw, one.tokens, draw, system)
-            for one, where in zip(heats, others, strict=True) for raw, draw in where for system in one.systems
-        ]  # fmt: skip
-        rows = iter(self._run(asked))
-        for one, where in zip(heats, others, strict=True):
-            one.others = [[next(rows) for _ in one.systems] for _ in where]
-        found = {(id(one.setting), one.phase, one.released): one for one in heats}
-        return [
-            self._cell(setting, phase, *(found.get((id(setting), phase, released)) for released in (True, False)))
-            for setting, phase in product(self._settings, PHASES)
-        ]
-
-    def _screen(self) -> None:
-        asked = [
-            (setting, setting.draws[0], min(SCREEN_TOKENS, int(setting.draws[0]["workload"]["decode_tokens"])), 0, system)
-            for setting in self._settings for system in self._systems
-        ]  # fmt: skip
-        rows = iter(self._run(asked))
+        rows = iter(self._run(self._first))
         for setting in self._settings:
             mine = {system.label: row for system in self._systems if (row := next(rows)) is not None}
             for phase, speed in PHASES.items():
-                self.screened[id(setting), phase] = {name: speed(row) for name, row in mine.items()}
-
-    def _named(self, labels: Sequence[str]) -> list[System]:
-        return [next(one for one in self._systems if one.label == label) for label in labels]
-
-    def _drawn(self, heat: _Heat) -> dict[str, list[float]]:
-        """Return the speeds of those that ran on all draws."""
-        found = {}
-        for place, system in enumerate(heat.systems):
-            mine = [row[place] for row in heat.draws]
-            if all(row is not None for row in mine):
-                found[system.label] = [PHASES[heat.phase](row) for row in mine if row is not None]
-        return found
-
-    def _decided(self, heat: _Heat) -> Contest | None:
-        speeds, of = self._drawn(heat), PHASES[heat.phase]
-        named = [
-            {system.label: of(row) for system, row in zip(heat.systems, rows, strict=True) if row is not None}
-            for rows in heat.others
+                self._screened[id(setting), phase] = {name: speed(row) for name, row in mine.items()}
+        named = {one.label: one for one in self._systems}
+        heats = [
+            _Heat(setting, phase, [named[label] for label in near(self.speeds(setting, phase, released), NEAR, MOST[released])])
+            for setting, phase, released in product(self._settings, PHASES, (True, False))
         ]
-        return decide(speeds, named[:COST_DRAWS], named[COST_DRAWS:]) if speeds else None
-
-    def _cell(self, setting: Setting, phase: str, released: _Heat | None, rules: _Heat | None) -> Cell:
-        best, rule = (None if one is None else self._decided(one) for one in (released, rules))
-        first = None
-        if released is not None and best is not None:
-            first = released.draws[0][[one.label for one in released.systems].index(best.best)]
-        return Cell(setting, phase, best, rule, first)
+        asked = [run for heat in heats for run in heat.asked()]
+        bar.leave_out(self._later - _steps(asked))
+        rows = iter(self._run(asked))
+        decided = iter([heat.decided([next(rows) for _ in heat.asked()]) if heat.systems else None for heat in heats])
+        found = []
+        for setting, phase in product(self._settings, PHASES):
+            released, rule = next(decided), next(decided)
+            best, first = released or (None, None)
+            found.append(Cell(setting, phase, best, rule[0] if rule else None, first))
+        return found
