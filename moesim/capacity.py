@@ -42,12 +42,15 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
                 yield unknown_name("device", name, devices)
             if n_bytes < 0:
                 yield f"{what} on {name}: expected at least 0 bytes, got {n_bytes}"
-    names = set()
+    for name in placement.backing:
+        if name not in devices or devices[name].role == "accelerator":
+            yield f"backing: expected a host or a disk of {hardware.name}, got {name!r}"
+    names, backing = set(), backing_devices(hardware, placement)
     for pool in placement.pools:
         if pool.device not in devices:
             yield unknown_name("device", pool.device, devices)
         sizes = pool.sizes(n_layers)
-        if (pool.device, pool.name) in names or min(pool.landing, min(sizes, default=0)) < 0 or pool.device in hardware.backing:
+        if (pool.device, pool.name) in names or min(pool.landing, min(sizes, default=0)) < 0 or pool.device in backing:
             yield f"Pool{tuple(pool)}: expected one pool of that name, at least 0 bytes, on a device that backs no weights"
         if isinstance(pool.n_bytes, Sequence) and (not pool.per_layer or len(sizes) != n_layers):
             expected = f"expected per_layer=True and one number of bytes for each of {n_layers} layers"
@@ -140,6 +143,11 @@ def kept_apart(hardware: HardwareProfile, placement: Placement) -> dict[tuple[st
     }  # fmt: skip
 
 
+def backing_devices(hardware: HardwareProfile, placement: Placement) -> Sequence[str]:
+    """Return the devices that have all experts throughout a run."""
+    return placement.backing or hardware.backing
+
+
 def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> str:
     """Return the device in whose memory a layer's KV cache lies."""
     attends = placement.parts.get(("attention", layer), hardware.compute)
@@ -187,7 +195,7 @@ def required_bytes(
         add(name, "streams", (placement.stream_depth + 1) * n_bytes)
     for name, device in hardware.devices.items():
         add(name, "workspace", max(device.workspace_bytes, placement.workspace.get(name, 0)))
-        if name in hardware.backing:
+        if name in backing_devices(hardware, placement):
             add(
                 name,
                 "experts",
@@ -200,7 +208,8 @@ def _elsewhere(model: ModelSpec, hardware: HardwareProfile, placement: Placement
     """Count the bytes of experts that backing devices need not keep, since a copy is elsewhere."""
     if placement.host_experts == "all":
         return 0
-    full = [copy for copy in placement.copies if copy.bits in (None, model.expert_bits) and copy.device not in hardware.backing]
+    backing = backing_devices(hardware, placement)
+    full = [copy for copy in placement.copies if copy.bits in (None, model.expert_bits) and copy.device not in backing]
     units: dict[int, set[int]] = {}
     for copy in full:
         units.setdefault(copy.layer, set()).update(copy.experts)

@@ -268,7 +268,7 @@ class Placement:
     Attributes
     ----------
     copies : sequence of Copy
-        Expert copies beyond those on the backing devices, which hold all of them and always will.
+        Expert copies beyond those on the backing devices, which have all of them and always will.
     pools : sequence of Pool
         The pools of each device that receives experts.
     parts : mapping of (part, layer) to device
@@ -296,6 +296,9 @@ class Placement:
     host_experts : {"all", "others", "mapped"}
         Experts that backing devices keep in memory: all, or those without a copy elsewhere at the start, which must then not
         run there; ``"mapped"``: the others, in pages of a file that the system can drop and read again. Disks keep all.
+    backing : sequence of str
+        Devices that back the others in this run; those that the profile names if it is empty. A disk that backs a host whose
+        memory has a pool, which in turn is the source of copies to a GPU, makes three tiers.
     """
 
     copies: Sequence[Copy] = ()
@@ -309,6 +312,7 @@ class Placement:
     offloaded: Mapping[tuple[str, int], str] = field(default_factory=dict)
     offload_from: int = 1
     host_experts: Literal["all", "others", "mapped"] = "all"
+    backing: Sequence[str] = ()
 
 
 # --------------------------------------------------------------------------------------------------- view and policy
@@ -343,7 +347,7 @@ class View(Protocol):
 
     @property
     def host(self) -> str:
-        """The first backing device."""
+        """The first backing device of the profile."""
 
     @property
     def tables(self) -> Mapping[str, NDArray[Any]]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from operator import index as whole
 from typing import Any, NamedTuple
 
-from moesim.capacity import by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
+from moesim.capacity import backing_devices, by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.memory import CopyState, DeviceMemory, PoolState, Unit
 from moesim.engine.state import DeviceState, HostThread, Layout, LinkState, Medium, State
 from moesim.engine.streams import Streams
@@ -56,6 +56,8 @@ def place(state: State) -> list[Placed]:
     caches = [kv_device(hardware, placement, layer) for layer in range(model.n_layers)]
     for layer, name in [*enumerate(caches), (-1, state.layouts[0].step_parts["leading"].name)]:
         state.kv_layers.setdefault(name, []).append(layer)
+    for name, device in state.devices.items():
+        device.backing = device.memory.backing = name in backing_devices(hardware, placement)
     needed = required_bytes(model, hardware, state.workload.peak_kv_tokens, placement, state.workload.peak_requests)
     if placement.enforce_capacity:
         check_capacity(needed, hardware, placement, state.policy_name)

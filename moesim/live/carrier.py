@@ -402,6 +402,12 @@ def replay(
             f"{', '.join(parts)} streamed in some step; set op_offload: false of llama-cpp, replay another policy, or "
             f"simulate this one with moesim run"
         )
+    kept = costs.hardware.backing
+    if moved := [name for name, device in state.devices.items() if device.backing and name not in kept]:
+        raise InputError(
+            f"policy {state.policy_name}: expected the experts on {', '.join(kept)}, where a replay keeps those of "
+            f"{costs.hardware.name}, got {', '.join(moved)}; replay it with a profile whose `backing` names that"
+        )
     live = Live(state, machine)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)

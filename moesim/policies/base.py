@@ -177,6 +177,18 @@ def cpu_of(view: View, policy: str) -> str:
     return cpu
 
 
+def disk_of(view: View, policy: str) -> str:
+    """Return the disk that has all experts, for a policy that keeps some of them in memory."""
+    hardware = view.costs.hardware
+    disk = next((name for name, device in hardware.devices.items() if device.role == "storage"), None)
+    if disk is None:
+        raise HardwareError(
+            f"policy {policy}: expected a disk in {hardware.name}, got {', '.join(hardware.devices)}; choose a profile with one, "
+            f"or add one to the parts, such as '+ nvme4'"
+        )
+    return disk
+
+
 SlotsSplit = Literal["spread", "equal"]
 
 

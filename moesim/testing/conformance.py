@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from moesim.capacity import backing_devices
 from moesim.errors import CapacityError, InputError, MoesimError, SimulationError, describe_exception
 from moesim.experiment.runner import initial_placement
 from moesim.hardware import HardwareProfile
@@ -370,9 +371,9 @@ def check_weights(
     """Check that all that ran had its weights throughout; arguments are those of `run_tiny`."""
     inputs = run_inputs(policy, workload, slots, hardware, changes)
     machine = inputs["costs"].hardware
-    copies = initial_placement(**inputs).copies
+    placement = initial_placement(**inputs)
     stays: dict[tuple[Any, ...], list[tuple[int, str]]] = {}  # device, layer, expert, bits -> when it came and went
-    for copy in copies:
+    for copy in placement.copies:
         for expert in copy.experts:
             stays[copy.device, copy.layer, expert, copy.bits] = [(0, "come")]
     for transfer in records.transfers:
@@ -382,7 +383,7 @@ def check_weights(
     for eviction in records.evictions:
         stays.setdefault((eviction.device, eviction.layer, eviction.expert, eviction.bits), []).append((eviction.time, "go"))
     for task in records.tasks:
-        if task.kind == "expert" and task.device not in machine.backing:
+        if task.kind == "expert" and task.device not in backing_devices(machine, placement):
             history = stays.get((task.device, task.layer, task.expert, task.bits), [])
             before = [what for time, what in sorted(history) if time <= task.start]
             within = [what for time, what in history if task.start < time < task.end]

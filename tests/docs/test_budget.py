@@ -14,25 +14,25 @@ PACKAGE = ROOT / "moesim"
 TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
-    "policies": 13_739,  # 11,500; a layer's copies before its products; layers over GPUs
-    "studies": 11_969,  # 7,500; one screen for llama.cpp, pasted speeds of eight programs; engines' support; parts to vary
+    "policies": 15_235,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; work of the host
+    "studies": 12_504,  # 7,500; one screen, pasted speeds, support, parts to vary; rows of measured engines
     "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
-    "live": 6_076,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
+    "live": 6_083,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_397,  # 4,300
-    "experiment": 4_840,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
-    "cli": 3_813,  # with api 4,000; parts, pastes, one screen
+    "experiment": 4_841,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
+    "cli": 3_829,  # with api 4,000; parts, pastes, one screen, measured engines
     "api": 1_271,  # engines; answers without a machine
     "recorder": 3_433,
-    "metrics": 3_058,  # 2,600
-    "hardware": 4_949,  # with model 4,000; a machine from its parts, and from what sixteen programs print
+    "metrics": 3_059,  # 2,600
+    "hardware": 5_078,  # with model 4,000; machines from parts and pastes; what engines do on the host
     "model": 2_925,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
-    "engine": 2_719,  # 1,800; kernels of more rows
-    "core": 2_055,  # 1,100; bytes of a paste
-    "testing": 3_204,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
+    "engine": 2_733,  # 1,800; kernels of more rows; work of the host
+    "core": 2_056,  # 1,100; bytes of a paste
+    "testing": 3_578,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
     "report": 892,
-    TOP: 1_066,  # nearest names
-    CPP: 6_055,  # 5,600
-    TESTS: 60_598,  # 42,000; parts, pastes, answers
+    TOP: 1_093,  # nearest names
+    CPP: 6_074,  # 5,600
+    TESTS: 61_700,  # 42,000; parts, pastes, answers
 }
 
 

@@ -79,11 +79,13 @@ class Free:
     def place(self, view: Any) -> Placement:
         rng = Random(f"{self.seed} place")
         self.places = [d for d in view.devices if d != "disk0"]
-        self.pooled = [d for d in self.places if d != view.host]
+        tiers = "disk0" in view.devices and view.host == "cpu0" and rng.random() < 0.6
+        self.host = "disk0" if tiers else view.host
+        self.pooled = [d for d in self.places if d != self.host]
         pools = [Pool(d, "cache", rng.randint(3, 9) * 1000, rng.random() < 0.3) for d in self.pooled]
         pools += [Pool(d, "spare", rng.randint(1, 2) * 1000) for d in self.pooled]
         copies = [Copy(layer, [rng.randrange(EXPERTS)], d, bits=rng.choice([None, LOW])) for layer in (0, 1) for d in self.pooled]
-        found = Placement(copies, pools, enforce_capacity=False)
+        found = Placement(copies, pools, enforce_capacity=False, backing=["disk0"] if tiers else [])
         if view.host == "cpu0" and rng.random() < 0.6:
             streams = drawn(np.random.default_rng(self.seed))
             found = dataclasses.replace(found, parts=streams.parts, streamed=streams.streamed, stream_depth=streams.stream_depth)
@@ -135,7 +137,7 @@ class Free:
             other = rng.choice([Predict(self.step, layer, "told", "gpu0", lane), Work("plan", d, rng.randrange(3))])
             return [Send(rng.randint(1, 300), "cpu0", "gpu0", "m") if rng.random() < 0.5 else other]
         if kind == 2 and here:
-            back = [Fetch(layer, here[:1], view.host, 2, source=d, bits=bits)] if rng.random() < 0.3 else []
+            back = [Fetch(layer, here[:1], self.host, 2, source=d, bits=bits)] if rng.random() < 0.3 else []
             return [*back, Drop(layer, here[:1], d, bits)]
         if kind == 3 and here:
             return [Move(layer, here[:1], d, "spare", bits)]
@@ -160,7 +162,8 @@ def toy(rng: Random) -> Any:
     links = {way: link(rng.choice([1, 3, 10]), latency, medium=medium, share_link=share) for way in ways}
     contention = [pair("gpu0.experts", "gpu0.side", 0.7, 0.6)] if rng.random() < 0.5 else []
     contention += [pair("cpu0.experts", "cpu0->gpu0", 1 / 3, 0.8)] if rng.random() < 0.5 else []
-    found = machine(devices, links, backing=["disk0" if disk else "cpu0"], contention=contention)
+    backing = "disk0" if disk and rng.random() < 0.5 else "cpu0"
+    found = machine(devices, links, backing=[backing], contention=contention)
     thread = rng.choice([{}, {"host_expert_us": Fraction(13, 1000)}, {"host_shared": True}])
     return dataclasses.replace(found, host_us={"plan": Fraction(17, 1000)}, **thread)
 

@@ -190,6 +190,15 @@ def test_memory_is_made_anew_only_for_what_does_not_fit(tmp_path: Path) -> None:
 
 
 LLAMA = {"name": "llama-cpp", "n_gpu_layers": 1}
+
+
+def and_a_disk() -> dict[str, Any]:
+    """Add a disk to a machine whose host has all experts."""
+    one, other = two_parts(), with_disk()
+    links = {"disk->host": other["links"]["disk->fast"], **one["links"]}
+    return {**one, "devices": {**one["devices"], "disk": other["devices"]["disk"]}, "links": links}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decision_us": 5}, "decision time: expected none in a replay"),
     ({"model": MODEL | {"expert_bits": 16}}, "expected expert_bits and other_bits both of 32 or both below"),
@@ -200,6 +209,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"policies": ["zero-inference"]},
         "expected parts that stay where they run, since a replay streams no weights, got attention, ",
+    ),
+    (
+        {"profile": and_a_disk(), "policies": ["llama-cpp-ssd"], "cache": {"ratio": 0.75}},
+        "expected the experts on host, where a replay keeps those of .*, got disk",
     ),
     ({"policies": [LLAMA | {"op_offload_min_rows": 1}]}, "streamed in some step; set op_offload: false"),
     (

@@ -57,9 +57,14 @@ SETTINGS = {
 ONE_GPU = "rtx3090-epyc7532"
 TWO_GPUS = "rtx3090x2-epyc7532"
 NODES = "odmoe-10x3090"  # its costs are those of FP32
+WITH_DISK = "RTX 3090 + EPYC 7532 + 256GB DDR4-3200 + nvme4"
 MODELS = {"mini-mixtral": {"base": "mixtral-8x7b", "expert_bits": 4}, "mini-deepseek-v2-lite": {"base": "deepseek-v2-lite"}}
-# What the policies use several GPUs or nodes of; the others run on one GPU and one CPU.
-MACHINES = {"all-gpu": TWO_GPUS, "dali-multi-gpu": TWO_GPUS, "od-moe": NODES}
+# What the policies use several GPUs, nodes or a disk of; the others run on one GPU and one CPU.
+MACHINES = {
+    "all-gpu": TWO_GPUS, "dali-multi-gpu": TWO_GPUS, "od-moe": NODES, "llama-cpp-ssd": WITH_DISK, "colibri": WITH_DISK
+}  # fmt: skip
+LEAST = {"llama-cpp-ssd": 3}
+"""Cache slots that each expert of a token needs in a layer."""
 OPTIONS: dict[str, dict[str, Any]] = {"all-gpu": {"gpus": "all"}}
 
 
@@ -152,6 +157,7 @@ def run_case(case: Case, engine: str | None = None, **more: Any) -> Records:
         hardware = replace(hardware, contention=())
     gpus = [name for name, device in hardware.devices.items() if device.kind == "gpu"]
     policy: Any = make_policy(case.policy)
+    least = LEAST.get(case.policy["name"], 0) * model.top_k * model.n_layers
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     return simulate(
@@ -159,7 +165,7 @@ def run_case(case: Case, engine: str | None = None, **more: Any) -> Records:
         costs=CostModel(model, hardware, chunk_bytes=setting.chunk_bytes),
         workload=workload,
         policy=policy,
-        cache_slots=dict.fromkeys(gpus, setting.slots // len(gpus)),
+        cache_slots=dict.fromkeys(gpus, max(setting.slots // len(gpus), least)),
         predictors=PredictorSet(trace, workload, {}, 0),
         tables=trace.tables,
         options=EngineOptions(decision_ns=setting.decision_ns),

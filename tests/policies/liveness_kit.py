@@ -35,7 +35,8 @@ _GPUS = {"one GPU": ("gpu0",), "two GPUs": ("gpu0", "gpu1"), "chain": ("gpu0", "
 MACHINES = (*_GPUS, *_SHIPPED)
 _DISKS = {"disk", "disk and host"}
 # What a policy needs of a machine to run at all; two of three cases have it.
-_NEEDS = {"od-moe": ("nodes", "shipped, nodes"), "dali-multi-gpu": ("two GPUs", "shipped, two GPUs")}
+_NEEDS = {"od-moe": ("nodes", "shipped, nodes"), "dali-multi-gpu": ("two GPUs", "shipped, two GPUs"),
+          "llama-cpp-ssd": ("disk", "disk and host"), "colibri": ("disk and host",)}  # fmt: skip
 
 
 PLAIN: dict[str, Any] = {

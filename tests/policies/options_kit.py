@@ -90,6 +90,8 @@ SIGNALS = {
 }  # fmt: skip
 ONE_GPU, TWO_GPUS = ("gpu0",), ("gpu0", "gpu1")
 CLUSTER = ("main0", "shadow0", "shadow1", "worker0", "worker1", "worker2", "worker3")
+DISKS = {"llama-cpp-ssd", "colibri"}
+"""What needs a machine with a disk."""
 GPUS = {"dali-multi-gpu": TWO_GPUS, "all-gpu": TWO_GPUS, "od-moe": CLUSTER}
 
 
@@ -113,7 +115,7 @@ def workload_of(setting: Setting) -> tuple[ModelSpec, Trace, Workload]:
 
 
 @cache
-def machine_of(setting: Setting, gpus: Sequence[str]) -> HardwareProfile:
+def machine_of(setting: Setting, gpus: Sequence[str], disk: bool = False) -> HardwareProfile:
     """Make a machine with all curves, side lanes, and links of which each is a little slower than the one before."""
 
     def assumed(value: float) -> dict[str, Any]:
@@ -138,8 +140,10 @@ def machine_of(setting: Setting, gpus: Sequence[str]) -> HardwareProfile:
         "devices": {
             **{gpu: device("gpu", setting.gpu_mib, setting.launch_us, 2.0, 0.1) for gpu in gpus},
             "cpu0": device("cpu", 4096, 0.5, 0.0, setting.cpu_us),
+            **({"disk0": {"kind": "disk", "memory_bytes": assumed(1e12)}} if disk else {}),
         },
-        "links": {name: link(i) for i, gpu in enumerate(gpus) for name in (f"cpu0->{gpu}", f"{gpu}->cpu0")},
+        "links": {name: link(i) for i, gpu in enumerate(gpus) for name in (f"cpu0->{gpu}", f"{gpu}->cpu0")}
+        | ({"disk0->cpu0": link(9)} if disk else {}),
         "contention": [
             {"a": f"{gpu}.side", "b": f"{gpu}.experts", "a_rate": assumed(0.5), "b_rate": assumed(0.9)} for gpu in gpus
         ]
@@ -316,12 +320,12 @@ PART_SUBJECTS = [
 def run(subject: Subject, options: Options, setting: Setting) -> Records:
     model, trace, workload = workload_of(setting)
     model = replace(model, low_bits=getattr(policy_class(subject.policy if subject.kind else subject.name), "low_bits", ()))
-    hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU))  # parts are in policies of one GPU
+    hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU), subject.name in DISKS)  # parts are in policies of one GPU
     policy = subject.make(options)
     own = policy.transfer(model)
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
-    gpus = [device for device in hardware.devices if device != "cpu0"]
+    gpus = [device for device in hardware.devices if device not in ("cpu0", "disk0")]
     return simulate(
         model=model,
         costs=CostModel(model, hardware, transfer=own[0], chunk_bytes=own[1]) if own else CostModel(model, hardware),

@@ -11,9 +11,10 @@ from moesim.policies.registry import make_policy, policy_info
 from moesim.testing import check_policy
 from moesim.testing.conformance import SLOTS
 
-SIZES = {"background-cache": (12,), "dali": (4, 8, 16), "daop-code": (9, 32), "daop-paper": (9, 32), "dfa-cache": (12,),
-         "freetoken": (8, 17), "heat-cache": (12,), "hybrimoe-code": (4,), "hybrimoe-paper": (4,), "llama-cpp-cache": (12,),
-         "od-moe": (32,), "prescope": (8,), "turboquant-cache": (12,), "two-uploads-lru": (12,)}  # fmt: skip
+SIZES = {"background-cache": (12,), "colibri": (9,), "dali": (4, 8, 16), "daop-code": (9, 32), "daop-paper": (9, 32),
+         "dfa-cache": (12,), "freetoken": (8, 17), "heat-cache": (12,), "hybrimoe-code": (4,), "hybrimoe-paper": (4,),
+         "llama-cpp-cache": (12,), "llama-cpp-ssd": (28,), "od-moe": (32,), "prescope": (8,), "turboquant-cache": (12,),
+         "two-uploads-lru": (12,)}  # fmt: skip
 """Cache slots at which other options are checked, where these are not `SLOTS`."""
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "adapmoe": [{"source": "oracle"}, {"sensitivity": 0.02}, {"buffer_size": 2, "source": "synthetic:0.5"}],
@@ -24,6 +25,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"admission": "score", "victim": "score", "publish": "two-steps"},
         {"admission": "demand", "inserts": 8, "cached_rows": 1},
         {"admission": "newest", "inserts": 1, "publish": "step", "overlap": False},
+    ],
+    "colibri": [
+        {"cap": 2, "policy": "lfru", "hot": 1, "warmup": 13, "exchange": "passing"},
+        {"cap": 1, "pilot": True, "source": "oracle", "guard": False, "warm": "none"},
+        {"cap": 5, "pilot": True, "policy": "auto", "hot": 2, "pins": "table", "warm": "table"},
     ],
     "dali": [
         {"prefetch_size": 4, "prefetch_source": "synthetic:0.3", "relabel": True, "w_size": 1, "u_size": 8},
@@ -73,6 +79,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"n_gpu_layers": 0, "op_offload": False},
         {"n_cpu_moe": 4, "op_offload_min_rows": 1, "prefetch_experts_slots": 2},
     ],
+    "llama-cpp-ssd": [{"preload": False}],
     "llama-cpp-cache": [{"eviction": "class-lru"}],
     "lru": [{"scope": "global", "assignment": "greedy", "placement": "none"}],
     "mixtral-offloading": [{"buffer_size": 2}, {"writeback": False}],

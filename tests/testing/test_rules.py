@@ -25,6 +25,7 @@ from moesim.policies.parts.prefetch import TopPredicted
 from moesim.policies.parts.replacement import FIFO, LFU, LRU, Belady, RandomVictim, Static, WorkloadAware
 from moesim.policies.registry import make_policy
 from moesim.policies.systems.adapmoe import AdapMoE
+from moesim.policies.systems.colibri import Colibri
 from moesim.policies.systems.daop import DaopCode, DaopPaper
 from moesim.policies.systems.dfa_cache import DfaCache
 from moesim.policies.systems.edgemoe import LeastStale
@@ -39,6 +40,7 @@ from moesim.policies.systems.hybrimoe import MRS, HybriMoECode, HybriMoEPaper, Q
 from moesim.policies.systems.klotski import Klotski
 from moesim.policies.systems.least_stale import LeastStaleByGeneration
 from moesim.policies.systems.llama_cpp_cache import LlamaCppCache
+from moesim.policies.systems.llama_cpp_ssd import LlamaCppSsd
 from moesim.policies.systems.lookahead import MinBypass, WindowedBelady
 from moesim.policies.systems.mixtral_offloading import MixtralOffloading
 from moesim.policies.systems.mixtral_offloading_spec import MixtralOffloadingSpec
@@ -253,6 +255,24 @@ class TakesAllMisses(FreeToken):
         return 8
 
 
+class MostChosen(LlamaCppSsd):
+    def _count(self, layer: int, experts: Any) -> None:
+        self._layers[layer].counts = [n - (e in experts) for e, n in enumerate(self._layers[layer].counts)]
+
+
+class NeverCounts(Colibri):
+    def on_routed(self, event: Any, view: View) -> Any:
+        self._clock = 0
+        return super().on_routed(event, view)
+
+
+class EmptiesTheNewest(TwoUploadsLru):
+    def _empty(self, layer: int) -> Any:
+        for slot, stamp in enumerate(self._slots[layer]._stamps):
+            self._slots[layer]._stamps[slot] = -stamp
+        return super()._empty(layer)
+
+
 class Hotter(HeatCache):
     def place(self, view: View) -> Any:
         placement = super().place(view)
@@ -318,6 +338,9 @@ BANKS = (DfaCache, PooledCache, TurboQuantCache, LlamaCppCache, FabricLru)
         ("admission", DfaCache, AnyScore),
         ("admission", PooledCache, OneMissIsEnough),
         ("admission", partial(TwoUploadsLru, inserts=1), partial(OldestMisses, inserts=1)),
+        ("eviction", partial(TwoUploadsLru, early=True), partial(EmptiesTheNewest, early=True)),
+        ("eviction", LlamaCppSsd, MostChosen),
+        ("eviction", partial(Colibri, cap=3), partial(NeverCounts, cap=3)),
         ("admission", Strata, partial(Strata, adapt_every=2)),
         ("eviction", Strata, partial(Strata, adapt_decay=1.0, adapt_margin=0.0)),
         ("assignment", Strata, partial(Strata, pcie_frac=1.0)),

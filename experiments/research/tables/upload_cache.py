@@ -74,6 +74,7 @@ def terms(
 
 
 def show(given: Namespace) -> None:
+    """Print what was asked for."""
     if given.terms:
         found, left = terms()
         head = ["of a token", "measured, ms", "95 %", "simulated, ms"]

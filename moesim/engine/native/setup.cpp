@@ -67,6 +67,12 @@ static void read_contention(State &state) {
     }
 }
 
+/// Read whether a device has all experts, which a placement may change.
+static void read_backing(State &state, DeviceState &device) {
+    device.backing = device.memory.backing = truth(attr(device.twin, "backing").ptr());
+    device.memory.there.assign(state.weights.size(), device.backing);
+}
+
 static void read_devices(State &state) {
     nb::object listed = items_of(state, state.twin, "devices");
     Items devices(listed.ptr());
@@ -79,7 +85,6 @@ static void read_devices(State &state) {
         device.name = attr(twin, "name");
         device.is_gpu = truth(attr(twin, "is_gpu").ptr());
         device.computes = truth(attr(twin, "computes").ptr());
-        device.backing = truth(attr(twin, "backing").ptr());
         device.first_extra = as_int(ask(state, attr(state.costs, "first_extra_ns"), {ref(device.name)}));
         nb::object more = ask(state, attr(state.costs, "more_rows_table"), {ref(device.name)});
         for (nb::handle ns : more) device.more_rows.push_back(as_int(ns.ptr()));
@@ -94,8 +99,7 @@ static void read_devices(State &state) {
         memory.device = int(i);
         memory.weights = &state.weights;
         memory.records = &state.records;
-        memory.backing = device.backing;
-        memory.there.assign(state.weights.size(), device.backing);
+        read_backing(state, device);
         memory.copies.resize(state.weights.size());
         memory.origins.resize(state.weights.size());
         if (device.is_gpu) state.gpus.push_back(&device);
@@ -172,6 +176,7 @@ void connect(State &state, nb::object twin, nb::object view) {
 static void place_memory(State &state, DeviceState &device) {
     nb::object twin = attr(device.twin, "memory");
     DeviceMemory &memory = device.memory;
+    read_backing(state, device);
     memory.capacity = int_attr(twin, "capacity");
     memory.spare = int_attr(twin, "spare");
     memory.used = int_attr(twin, "used");

@@ -7,7 +7,7 @@ ggml-org/llama.cpp PR 24524 and discussion 24528, branch v2, as carried by a for
 |---|---|---|
 | token embedding | on the CPU, as of llama.cpp | the same |
 | prompts, as of llama.cpp | micro-batches of 512 rows | the same |
-| key | (tensor, expert): gate, up and down apart | whole experts; matrices apart with a trace of ``moesim trace split`` |
+| key | (tensor, expert): gate, up and down apart | whole experts, planned three times; matrices apart with a trace of ``moesim trace split`` |
 | pool | one for each size and type, for all layers of a device; at least 64 slots | one for all layers; the granted slots |
 | hits | in use while the call goes on, to the recent end; the GPU computes them | the same |
 | misses | the CPU computes them at the same time, also what is on its way | the same |
@@ -56,7 +56,7 @@ class PooledCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "pooled-cache"
     _embedding_on_cpu = True
-    _each_layer = ("plan",)
+    _each_layer = ("plan",) * 3  # of each matrix, which have entries of their own
     reads_back = True
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 

@@ -16,7 +16,7 @@ import pandas as pd
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
-from moesim.core.units import digits
+from moesim.core.units import NS_PER_S, digits
 from moesim.errors import ConfigError, MoesimError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
@@ -144,7 +144,6 @@ def _experiment(row: Row, routing: Routing, folder: Path) -> Experiment:
             "batch_size": one.batch, "prefill_chunk": one.ubatch, "decode_tokens": decode,
             "prompt_tokens": int(min(one.context, *(requests.prompt_offset + requests.n_prompt))),
         },
-        "warm_up_steps": 0 if case.static else decode // 2,  # benchmarks leave out what warms up
         "cache": _cache(row), "policies": [dict(case.setting.policy)], "timeline": None,
     }  # fmt: skip
     experiment = Experiment(parse_config(config, row.place), row.place, known={written_key(str(path)): routing.trace})
@@ -165,14 +164,13 @@ def _cache(row: Row) -> dict[str, Any]:
 def _record(row: Row, own: Sequence[_Run]) -> dict[str, Any]:
     """Sum up the runs of a row: the first is the prediction, the others widen its interval."""
     one, (first, outcome, hardware) = row.case.observation, own[0]
-    metric = "prefill_tokens_per_s" if one.kind == "prefill" else "decode_tokens_per_s"
     done = [(each.label, run.row) for each, run, _ in own if run.failure is None]
-    speeds = {label: float(str(found[metric])) for label, found in done}
+    speeds = {label: _speed(row, found) for label, found in done}
     speed = speeds[first.label]
     spread = max(abs(math.log(other / speed)) for other in speeds.values())
     factors = shipped().factors(hardware, time_shares(outcome.row, hardware), prompt=one.kind == "prefill")
     low, high = (math.hypot(math.log(factor), spread) for factor in factors)
-    hits = {label: float(found.get("hit_rate_decode") or 0) for label, found in done}
+    hits = {label: float(found.get("hit_rate_decode_warm") or found.get("hit_rate_decode") or 0) for label, found in done}
     return {
         "place": row.place, "machine": row.machine, "model": row.case.model.name, "bits": row.case.bits, "kind": one.kind,
         "batch": one.batch, "context": one.context, "engine": row.engine, "setting": row.setting,
@@ -181,6 +179,14 @@ def _record(row: Row, own: Sequence[_Run]) -> dict[str, Any]:
         "hit_measured": row.hit, "with_hits": _at_hits(row.hit, hits, speeds), "routing": first.label,
         "label": outcome.row.get("source_label"), "source": one.source,
     }  # fmt: skip
+
+
+def _speed(row: Row, found: Mapping[str, Any]) -> float:
+    """Return tokens a second: of a cache by its median token, since benchmarks leave out what warms up."""
+    one = row.case.observation
+    if one.kind == "prefill" or row.case.static:
+        return float(found["prefill_tokens_per_s" if one.kind == "prefill" else "decode_tokens_per_s"])
+    return one.batch * NS_PER_S / float(found["tpot_p50_ns"])
 
 
 def _at_hits(hit: float | None, hits: Mapping[str, float], speeds: Mapping[str, float]) -> float | None:

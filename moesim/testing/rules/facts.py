@@ -76,10 +76,11 @@ class Facts:
     costs: CostModel
     tables: Mapping[str, Any]
     predictors: Mapping[str, Predictor]
+    cache: str = ""  # the device whose cache is judged, if it is not the GPU
 
     @cached_property
     def gpu(self) -> str:
-        return next(name for name, device in self.costs.hardware.devices.items() if device.role == "accelerator")
+        return self.cache or next(name for name, device in self.costs.hardware.devices.items() if device.role == "accelerator")
 
     @property
     def hosts(self) -> Sequence[str]:

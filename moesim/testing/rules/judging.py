@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +48,17 @@ def _daop(policy: Any) -> dict[str, Any]:
 
 def _victims(part: Any, default: str = "idle") -> bool:
     return (getattr(part, "victims", None) or default) == "unrouted-first"
+
+
+def _judged_colibri(policy: Any, facts: Facts) -> list[Judged]:
+    """Judge the GPU's experts, then those in memory."""
+    cap = min(policy.cap or facts.model.n_experts, facts.model.n_experts)
+    lfru = policy.policy == "lfru" or (policy.policy == "auto" and cap <= 12)
+    options = {"cap": cap, "lfru": lfru, **_options(policy, "hot", "warmup")}
+    inside = replace(facts, cache=facts.hosts[0])
+    return judged_plan(facts, plans.Colibri(facts, **options)) + judged_plan(
+        inside, plans.Colibri(inside, memory=True, **options)
+    )
 
 
 def _strata(policy: Any) -> dict[str, Any]:
@@ -102,6 +114,7 @@ PLANS: dict[str, Callable[[Any], tuple[type[plans.Plan], dict[str, Any]] | None]
     "PooledCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts")),
     "TurboQuantCache": lambda policy: (plans.Pooled, _options(policy, "admit_free", "admit_full", "inserts", "hot")),
     "TwoUploadsLru": lambda policy: (plans.TwoUploads, _options(policy, "inserts", "dup_upload", "early", "admit", "window")),
+    "LlamaCppSsd": lambda policy: (plans.Streamed, _options(policy, "preload")),
     "FreeToken": lambda policy: (plans.FreeToken, _options(policy, "backend")),
     "HeatCache": lambda policy: (plans.Heat, _options(policy, "decay", "hyst", "dwell")),
     "WindowedBelady": lambda policy: (plans.Windowed, _options(policy, "window", "half_life", "kappa")),
@@ -161,6 +174,11 @@ SYSTEMS: dict[str, Callable[[Any], Callable[[Facts], list[Judged]] | None]] = {
         else None
     ),
     "OdMoE": lambda policy: partial(judged_od_moe, source=policy.source, workers=policy.workers) if _od_moe(policy) else None,
+    "Colibri": lambda policy: (
+        partial(_judged_colibri, policy)
+        if (policy.pilot, policy.exchange, policy.warm, policy.pins) == (False, "tokens", "natural", "counts")
+        else None
+    ),
     "PreScope": lambda policy: partial(judged_presched, source=policy.predictor) if _presched(policy) else None,
 }
 
@@ -224,7 +242,7 @@ def reason_without(policy: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- runs and the report
-CASES = ((1, 8, 8, 4), (1, 16, 40, 4), (4, 16, 8, 4), (1, 32, 8, 10))
+CASES = ((1, 8, 8, 4), (1, 16, 40, 4), (4, 16, 8, 4), (1, 32, 8, 10), (1, 28, 24, 4))
 """Batch size, cache slots, decode steps and layers of 8 experts of each run; some rules begin at a layer beyond the fifth."""
 
 

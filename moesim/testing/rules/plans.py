@@ -336,6 +336,134 @@ class TwoUploads(Plan):
         return hits
 
 
+class Streamed(Plan):
+    """llama.cpp PR 25294: misses take the slots of the experts chosen least; large calls go in waves."""
+
+    prompts, preload = True, True
+
+    def begin(self, facts: Facts) -> None:
+        layers, self.calls = range(facts.model.n_layers), 0
+        self.owner: list[list[int | None]] = [[None] * self.slots[layer] for layer in layers]
+        self.counts: dict[Unit, int] = defaultdict(int)
+
+    def enter(self, layer: int, expert: int, kept: set[int | None]) -> None:
+        """Read an expert into the slot of one that need not stay."""
+        owner = self.owner[layer]
+        may = [s for s, e in enumerate(owner) if e is None or e not in kept]
+        if not may:
+            return
+        slot = min(may, key=lambda slot: self.rank(layer, owner[slot]))
+        if (gone := owner[slot]) is not None:
+            self.leaves.append((self.time, (layer, gone)))
+        owner[slot] = expert
+        self.enters.append((self.time, (layer, expert)))
+        self.used[layer, expert] = self.tick()
+
+    def rank(self, layer: int, expert: int | None) -> tuple[float, float]:
+        return (-1, 0) if expert is None else (self.counts[layer, expert], self.used[layer, expert])
+
+    def visit(self, visit: Visit) -> Collection[int] | None:
+        layer, k, owner = visit.layer, self.facts.model.top_k, self.owner[visit.layer]
+        choices, ranked = visit.routing.experts.ravel().tolist(), by_appearance(visit)
+        whole = min(len(choices), self.facts.model.n_experts) <= len(owner)
+        size = len(ranked) if whole else (len(owner) - k) // 2
+        self.calls += 1
+        for e in ranked if whole else ():
+            self.counts[layer, e] += 1
+        if whole and self.calls % (64 * self.facts.model.n_layers) == 0:
+            self.counts = defaultdict(int, {unit: n // 2 for unit, n in self.counts.items()})
+        waves = [ranked[i : i + size] for i in range(0, len(ranked), size)]
+        before: list[int] = []
+        for wave, after in zip(waves, [*waves[1:], []], strict=True):
+            parked = before[: max(0, k - len(wave))]
+            read_ahead = {e for e in wave if e in owner} if wave is not waves[0] else set()
+            kept: set[int | None] = {*parked, *(e for e in after if e in owner), *read_ahead}
+            for e in wave:
+                if e not in owner:
+                    self.enter(layer, e, kept)
+                kept.add(e)
+            for e in after if self.preload else ():
+                if e not in owner:
+                    self.enter(layer, e, kept)
+                    kept.add(e)
+            for e in choices:
+                if e in wave:
+                    self.used[layer, e] = self.tick()
+            before = [*wave, *parked]
+        return ranked
+
+
+class Colibri(Plan):
+    """colibri: memory's slots of each layer by lru or lfru with pins, or the GPU's hottest, exchanged every 16 tokens."""
+
+    prompts, memory, lfru, cap, hot, warmup, counted_rows = True, False, False, 0, 0, 5, True
+
+    def begin(self, facts: Facts) -> None:
+        self.heat: dict[Unit, int] = defaultdict(int)
+        self.rows: dict[Unit, int] = defaultdict(int)
+        self.on_gpu = {(copy.layer, e) for copy in facts.placement.copies for e in copy.experts}
+        self.coming: set[Unit] = set()
+        self.held: list[list[int]] = [[] for _ in range(facts.model.n_layers)]
+        self.pins: set[Unit] = set()
+        self.tokens = 0
+        self.on_cpu = {(t.step, t.layer, t.expert) for t in facts.tasks if t.device == facts.hosts[0]}
+
+    def arrived(self, load: Load) -> None:
+        if load.unit in self.coming:
+            self.coming.discard(load.unit)
+            self.on_gpu.add(load.unit)
+
+    def over(self, step: StepRecord) -> None:
+        if self.counted_rows and self.hot and self.tokens >= self.warmup:
+            self.counted_rows = False
+            for layer in range(self.facts.model.n_layers):
+                ranked = sorted((-n, e) for (at, e), n in self.rows.items() if at == layer)
+                self.pins.update((layer, e) for _, e in ranked[: self.hot])
+
+    def visit(self, visit: Visit) -> Collection[int] | None:
+        layer, held = visit.layer, self.held[visit.layer]
+        for e in visit.routing.experts.ravel().tolist():
+            self.heat[layer, e] += 1
+            self.rows[layer, e] += self.counted_rows
+        for _ in visit.routing.experts if layer == 0 else ():
+            self.tokens += 1
+            if self.tokens % 16 == 0 and self.on_gpu and not self.memory:
+                self.exchange()
+        for e in by_appearance(visit):
+            if (visit.step, layer, e) not in self.on_cpu:
+                continue
+            if e not in held:
+                if len(held) < self.cap:
+                    held.append(e)
+                else:
+                    free = [o for o in held if (layer, o) not in self.pins] or held
+                    gone = min(free, key=lambda o: self.key(layer, o))
+                    held[held.index(gone)] = e
+                    self.leaves += [(self.time, (layer, gone))] if self.memory else []
+                self.enters += [(self.time, (layer, e))] if self.memory else []
+                self.tick()
+            self.used[layer, e] = self.tick()
+        return None
+
+    def key(self, layer: int, expert: int) -> float:
+        used = self.used[layer, expert]
+        return 256 * self.rows[layer, expert] + max(0, 255 - self.clock + used) if self.lfru else used
+
+    def exchange(self) -> None:
+        """Let the hottest in memory take the place of the coldest, if it is that much hotter."""
+        ready = [(layer, e) for layer, held in enumerate(self.held) for e in held]
+        ready = [unit for unit in ready if unit not in self.on_gpu and unit not in self.coming]
+        if not ready:
+            return
+        hot = min(ready, key=lambda unit: (-self.heat[unit], unit))
+        cold = min(self.on_gpu, key=lambda unit: (self.heat[unit], unit))
+        if self.heat[hot] > self.heat[cold] + self.heat[cold] // 4 + 4:
+            self.on_gpu.discard(cold)
+            self.coming.add(hot)
+            self.leaves.append((self.time, cold))
+            self.enters.append((self.time, hot))
+
+
 class FreeToken(Plan):
     """FreeToken: of m misses the link takes the f near m p that is done first, newest first."""
 
