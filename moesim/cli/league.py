@@ -46,13 +46,17 @@ def league(
 
     Example: moesim league --hardware "RTX 5070 + Ryzen 9 7900X + 96GB DDR5-6000" --model gpt-oss-20b --out results/league
     """
+    from moesim.model import load_model
     from moesim.studies.advice.question import usual_bits
+    from moesim.studies.identify.observations import read_bits
     from moesim.studies.league import league as meet
 
     if out is not None:
         check_own_folder(out, _OWNER)
     chosen = [f"hardware={json.dumps(hardware)}"] if hardware is not None else []
-    chosen += [f"model={json.dumps(usual_bits(model, 'league: --model'))}"] if model is not None else []
+    if model is not None:
+        bits = read_bits(usual_bits(load_model(model, "league: --model")), "league: --model")[0]
+        chosen.append(f"model={json.dumps({'base': model, **bits})}")
     chosen += ["exclude=[]"] if chosen and file is None else []
     name = file or WHOLE
     config = load_config(name, [*overrides, *chosen])
@@ -133,21 +137,21 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _notes(found: League, rows: Sequence[dict[str, Any]], met: Sequence[dict[str, Any]], varying: Sequence[str]) -> list[str]:
-    labels = dict.fromkeys(label for row in met for label in str(row["labels"]).split(", ") if label)
+    every = dict.fromkeys(label for row in met for label in str(row["labels"]).split(", ") if label)
+    labels = [label for label in every if " of " not in label or label.startswith("synthetic")]  # not what is in the table
     sources = ", ".join(sorted({str(row["source_label"]) for row in met if row["source_label"]}))
     first = met[0]
     notes = [
         *(f"{_WORDS[key]}: {_short(first[key])}" for key in _WORDS if key not in varying),
         f"simulated; weakest source: {sources}; {', '.join(labels)}",
-        f"speed: geometric mean over {first['draws']} draws of requests; a rule is ranked as if built in llama.cpp, with the costs "
+        f"speed: geometric mean over {first['draws']} draws of requests; a rule is ranked as if built in llama.cpp, at the costs "
         "of its caches on the host",
         f"certain: the order is the same over draws of requests (95 % interval), at {first['cost_draws']} joint draws of all "
         f"costs with intervals, and on {first['routings']} routings; else what undoes it",
     ]
     for words, ranks in (("engines", found.released), ("rules, if built", found.rules)):
-        notes += [
-            _rank(words, [one for one in ranks if one.batch_size == size]) for size in dict.fromkeys(r.batch_size for r in ranks)
-        ]
+        sizes = dict.fromkeys(one.batch_size for one in ranks)
+        notes += [_rank(words, [one for one in ranks if one.batch_size == size]) for size in sizes]
     closed = {
         f"{_short(row['model'])} on {row['hardware']}, batch {row['batch_size']}": row["left_out"]
         for row in rows
@@ -159,5 +163,5 @@ def _notes(found: League, rows: Sequence[dict[str, Any]], met: Sequence[dict[str
 
 def _rank(words: str, ranks: Sequence[Rank]) -> str:
     least = ", ".join(f"{one.system} x{one.median:.2f} (worst x{one.worst:.2f})" for one in ranks[:_LEAST])
-    first = ranks[0]
-    return f"{words}, batch {first.batch_size}, how many times slower than the fastest of {first.settings} settings at 64 tokens, median: {least}"
+    of = f"batch {ranks[0].batch_size}, how many times slower than the fastest"
+    return f"{words}, {of} at 64 tokens, median of {ranks[0].settings} settings: {least}"

@@ -92,8 +92,8 @@ def run_experiment(
         Processes, None: all cores if that is faster; the results do not depend on it.
     keep : callable
         Which records of a run are wanted, by its index: True for all, a number for those of so many first steps.
-    progress : bool
-        Show a bar on the terminal once it has taken two seconds.
+    progress, bar : bool, Progress or None
+        Show a bar on the terminal once it has taken two seconds; a study's bar counts the steps of these runs instead.
     execution : Execution
         Simulated, or live: then one after another, in this process whatever `jobs` and `scheduler`, and whatever has been run
         before.
@@ -109,8 +109,6 @@ def run_experiment(
         What to look for in the records of each run, which need not be kept for that; the answer is `Outcome.found`.
     workers : Workers, optional
         Processes that stay when the runs are done, instead of `jobs` and `scheduler`.
-    bar : Progress, optional
-        Bar of a study that counts the steps of these runs, too, instead of `progress`.
 
     Returns
     -------

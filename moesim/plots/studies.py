@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 from moesim.core.colours import BLACK, BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, WHITE, text_on
 from moesim.core.student import line as fitted_line
 from moesim.core.units import NS_PER_S
-from moesim.errors import ConfigError
 from moesim.hardware import weakest
 from moesim.plots.captions import caption, corner_label, meaning, weakest_source
 from moesim.plots.result_rows import is_exact, policies_of, qualified
@@ -314,8 +312,8 @@ def crossover(frame: pd.DataFrame) -> Drawing:
     what = (
         "The fastest engine that can be downloaded, by machine and model, with all of the GPU's memory for experts next to 4,096 "
         "tokens of context. The number is its speed over that of the second; in the legend, in how many cells it is the fastest. "
-        "Hatched: draws of requests, costs within their intervals, or more or less local routing undo the order. White: the model "
-        "fits in the GPU's memory, or not in the machine's, or was not asked for."
+        "Hatched: draws of requests, costs within their intervals, or more or less local routing undo the order. White: the "
+        "model fits in the GPU's memory, or not in the machine's, or was not asked for."
     )
     return Drawing(frame.reset_index(drop=True), figure, f"{what} {about}.")
 
@@ -324,12 +322,12 @@ _REST: Final = "#9a9a9a"  # of winners beyond the colours
 
 
 def _parts(machine: str) -> str:
-    """Name a machine by GPU and processor, on two lines.
+    """Name a machine by GPU and processor.
 
     >>> _parts("rtx-3060+ryzen-7-5700x+64gb-ddr4-3200")
-    'rtx-3060\\nryzen-7-5700x'
+    'rtx-3060, ryzen-7-5700x'
     """
-    return "\n".join(machine.split("+")[:2])
+    return ", ".join(machine.split("+")[:2])
 
 
 def _about_league(frame: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moesim.capacity import required_bytes
 from moesim.core.processes import usable_cores
@@ -41,24 +41,15 @@ if TYPE_CHECKING:
 Raw = Mapping[str, Any]
 Row = Mapping[str, "Value"]
 
-ENGINE: Final = "llama.cpp"
-"""Whose costs a rule of a paper has: it is ranked as if built there."""
+ENGINE: Final = "llama.cpp"  # whose costs a rule of a paper has: it is ranked as if built there
 BUILT: Final = ("readback", "plan")
 """The host's operations in each layer visit of a rule as if built: those of the caches in llama.cpp's forks."""
-CONTEXT: Final = 4096
-"""Tokens of a request for which the GPU's memory has room, next to the experts."""
-SCREEN_TOKENS: Final = 64
-"""Decoded tokens of the runs that choose who meets in full."""
-COST_DRAWS: Final = 4
-"""Joint draws of all numbers with intervals."""
-
-NEAR: Final = 1.5
-"""Systems at most so many times slower than the fastest of the screen meet in full."""
-MOST: Final = {True: 3, False: 2}
-"""Of engines, and of rules, so many at most."""
-LEVEL: Final = 0.95
-"""Of the interval of a margin."""
-
+CONTEXT: Final = 4096  # tokens of a request for which the GPU's memory has room, next to the experts
+SCREEN_TOKENS: Final = 64  # decoded in the runs that choose who meets in full
+COST_DRAWS: Final = 4  # joint draws of all numbers with intervals
+NEAR: Final = 1.5  # systems at most so many times slower than the fastest of the screen meet in full
+MOST: Final = {True: 3, False: 2}  # of engines, and of rules, so many at most
+LEVEL: Final = 0.95  # of the interval of a margin
 REQUESTS, COSTS, ROUTING, ALONE = "requests", "costs", "routing", "no second system"
 """What makes it uncertain who wins."""
 
@@ -70,11 +61,8 @@ class System:
 
     spec: Mapping[str, Any]
     label: str
-    engine: str  # the released one that it is a part of; empty: a rule of a paper
-
-    @property
-    def costs_of(self) -> str:
-        return self.engine or ENGINE
+    released: bool  # it can be downloaded: it is a part of an engine; otherwise a rule of a paper
+    costs_of: str  # engine
 
 
 def systems_of(config: Config, place: str) -> tuple[list[System], dict[str, str]]:
@@ -83,7 +71,7 @@ def systems_of(config: Config, place: str) -> tuple[list[System], dict[str, str]
     for spec in {repr(point.policy): point.policy for point in expand(config, place)}.values():
         made: Any = make_policy(spec, place)
         if made.exact and "oracle:routing" not in made.needs:
-            found.append(System(spec, policy_label(spec), getattr(made, "engine", "")))
+            found.append(System(spec, policy_label(spec), bool(made.engine), made.engine or ENGINE))
         else:
             out[policy_label(spec)] = "an oracle" if made.exact else "it changes what the model computes"
     return found, out
@@ -95,44 +83,33 @@ class Setting:
 
     spec: ModelSpec
     machine: HardwareProfile  # with the costs of `ENGINE`
+    # model, hardware: labels
+    model: str
+    hardware: str
     batch: int
     whole_memory: bool  # the cache has all of the GPU's memory that `CONTEXT` leaves
     draws: tuple[Raw, ...]  # experiments without policies; one for each draw of requests
     ends: tuple[Raw, ...]  # with the least and the most local routing; none if the routing is given
     left_out: str  # why nobody meets; empty if they do
 
-    @property
-    def decode_tokens(self) -> int:
-        return int(self.draws[0]["workload"]["decode_tokens"])
-
-    @property
-    def model(self) -> str:
-        return model_label(self.spec)
-
-    @property
-    def hardware(self) -> str:
-        return hardware_label(self.machine)
-
     def of_length(self, raw: Raw, decode: int | None = None) -> Raw:
         """Write an experiment with another number of decoded tokens and the same room for the context."""
         work = raw["workload"] if decode is None else {**raw["workload"], "decode_tokens": decode}
         if not self.whole_memory:
             return {**raw, "workload": work}
-        tokens = max(CONTEXT, _tokens(raw)) * self.batch
-        room = self.spec.all_kv_bytes(tokens, self.batch) - self.spec.all_kv_bytes(
-            _tokens({"workload": work}) * self.batch, self.batch
-        )
-        return {**raw, "workload": work, "cache": {"budget": self.machine.devices[self.machine.compute].memory_bytes - room}}
-
-
-def _tokens(raw: Raw) -> int:
-    return int(raw["workload"]["prompt_tokens"] or 0) + int(raw["workload"]["decode_tokens"] or 0)
+        used = int(work["prompt_tokens"]) + int(work["decode_tokens"])
+        most = max(CONTEXT, int(raw["workload"]["prompt_tokens"]) + int(raw["workload"]["decode_tokens"]))
+        room, full = (self.spec.all_kv_bytes(tokens * self.batch, self.batch) for tokens in (most, used))
+        memory = self.machine.devices[self.machine.compute].memory_bytes
+        return {**raw, "workload": work, "cache": {"budget": memory - room + full}}
 
 
 def settings_of(config: Config, place: str) -> list[Setting]:
     """List settings; points that differ in policy, trace or seed alone are one."""
     groups: dict[str, list[Point]] = {}
     for point in expand(config, place):
+        if None in (point.workload["prompt_tokens"], point.workload["decode_tokens"]):
+            raise ConfigError(f"{place}: workload: expected prompt_tokens and decode_tokens of every setting, got none; add them")
         workload = {key: value for key, value in point.workload.items() if key != "seed"}
         key = json.dumps([point.model, point.hardware, point.ratio, point.budget_bytes, workload], sort_keys=True, default=str)
         groups.setdefault(key, []).append(point)
@@ -147,20 +124,19 @@ def _setting(config: Config, points: Sequence[Point], requests: int, place: str)
     written = {json.dumps(raw_at(config, point), sort_keys=True, default=str): None for point in points}
     draws, ends = [json.loads(one) for one in written], []
     if first.trace is None:
-        work = first.workload
-        sizes = {"requests": requests, "prompt": work["prompt_tokens"], "decode": work["decode_tokens"], "scores": True}
+        tokens = {"prompt": first.workload["prompt_tokens"], "decode": first.workload["decode_tokens"]}
+        sizes = {"requests": requests, **tokens, "scores": True}
         lift, fitted = lift_to_assume(model), fitted_parameters(model)
         shape = {"shape": f"{model.n_layers}x{model.n_experts}x{model.top_k}"}
         usual = {MADE: fitted} if fitted else {MADE: ASSUMED, "lift": lift.middle, **shape}
         for raw in draws:
             raw["trace"] = {**usual, **sizes, "seed": raw["workload"].get("seed") or 0}
         made = draws[0]["trace"]["seed"]
-        ends = [
-            {**draws[0], "trace": {MADE: ASSUMED, "lift": end, **shape, **sizes, "seed": made}} for end in (lift.low, lift.high)
-        ]
+        ends = [{**draws[0], "trace": {MADE: ASSUMED, "lift": d, **shape, **sizes, "seed": made}} for d in (lift.low, lift.high)]
     whole = first.ratio == 1 and first.budget_bytes is None
     batch = int(first.workload["batch_size"])
-    return Setting(model, machine, batch, whole, tuple(draws), tuple(ends), _why_not(model, machine, batch, whole))
+    labels, why = (model_label(model), hardware_label(machine)), _why_not(model, machine, batch, whole)
+    return Setting(model, machine, *labels, batch, whole, tuple(draws), tuple(ends), why)
 
 
 def _why_not(model: ModelSpec, machine: HardwareProfile, batch: int, whole: bool) -> str:
@@ -190,28 +166,23 @@ def costed(raw: Raw, system: System, draw: int, place: str) -> dict[str, Any]:
     machine = _machine(json.dumps(written, sort_keys=True, default=str), system.costs_of, place)
     found = {key: number.value for key, number in machine.numbers.items() if isinstance(number.value, int | float)}
     changed: dict[str, Any] = {}
-    for key, number in machine.numbers.items():
-        if (
-            draw and number.interval is not None and key in found and not key.endswith("_bytes")
-        ):  # costs; a size decides what fits
-            value = _within(*number.interval, _place(key, draw))
-            found[key] = int(value) if isinstance(number.value, int) else value
+    for key in found if draw else ():
+        number = machine.numbers[key]
+        if number.interval is not None and not key.endswith("_bytes"):  # a size is no cost: it decides what fits
+            found[key] = type(found[key])(_drawn(key, *number.interval, draw))
             changed[key] = {"value": found[key], "source": "assumed", "why": "drawn from its interval"}
-    if not system.engine:
+    if not system.released:
         value = sum(found.get(f"host_us.{one}", 0) for one in BUILT)
         why = f"{' and '.join(BUILT)} of {ENGINE}, as its caches"
         changed[f"devices.{machine.compute}.router_us"] = {"value": value, "source": "assumed", "why": why}
     return {**raw, "engine": system.costs_of, "hardware": {**written, **changed}}
 
 
-def _within(low: float, high: float, place: float) -> float:
-    return low * (high / low) ** place if low > 0 else low + (high - low) * place
-
-
-def _place(key: str, draw: int) -> float:
-    """Return where in its interval a number lies, from 0 to 1."""
+def _drawn(key: str, low: float, high: float, draw: int) -> float:
+    """Draw a number; the ratio of the ends has no logarithm where the least is 0."""
     part = Random(key).sample(range(COST_DRAWS), COST_DRAWS)[draw - 1]
-    return (part + Random(f"{key} {draw}").random()) / COST_DRAWS
+    place = (part + Random(f"{key} {draw}").random()) / COST_DRAWS
+    return low * (high / low) ** place if low > 0 else low + (high - low) * place
 
 
 # --------------------------------------------------------------------------------------------------------------- decisions
@@ -236,11 +207,10 @@ def near(speeds: Mapping[str, float], factor: float, most: int) -> list[str]:
     return [name for place, name in enumerate(fastest) if place < 2 or speeds[name] * factor >= speeds[fastest[0]]]
 
 
-def decide(
-    speeds: Mapping[str, Sequence[float]],
-    costs: Sequence[Mapping[str, float]] = (),
-    routing: Sequence[Mapping[str, float]] = (),
-) -> Contest:
+Speeds = Mapping[str, float]  # by system
+
+
+def decide(speeds: Mapping[str, Sequence[float]], costs: Sequence[Speeds] = (), routing: Sequence[Speeds] = ()) -> Contest:
     """Decide a setting by each system's speeds on the draws, at other costs and on other routing.
 
     Of equals the first is the best. The margin has its 95 % interval by Student's t over the draws' ratios, on the scale of their
@@ -275,11 +245,7 @@ class Meetings:
     n_found: int = 0  # of those that had been run before
     errors: dict[str, str] = field(default_factory=dict)  # why a system did not run, by its label: the first reason
     _known: dict[tuple[str, str], Row | None] = field(default_factory=dict)
-    _traces: dict[str, Trace] = field(default_factory=dict)
-
-    def read_inputs(self, raws: Iterable[str]) -> None:
-        for raw in raws:
-            read_inputs(json.loads(raw), self.place, self._traces, progress=self.bar is None)
+    traces: dict[str, Trace] = field(default_factory=dict)
 
     def rows(self, meetings: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[list[Row | None]]:
         """Return the rows of each experiment (JSON without policies); None if one cannot run."""
@@ -305,36 +271,24 @@ class Meetings:
 
     def _specs(self, raw: str, systems: Sequence[str]) -> list[tuple[Experiment, RunSpec, tuple[str, str]]]:
         """Resolve a meeting; who cannot run there is known at once."""
-        experiment = self.experiment(raw, [json.loads(system) for system in systems])
         self._known.update({(raw, system): None for system in systems})
-        if experiment is None:
+        asked = json.loads(raw) | {"policies": [json.loads(system) for system in systems]}
+        try:
+            experiment = Experiment(parse_config(asked, self.place), self.place, known=self.traces)
+        except MoesimError as error:
+            for system in asked["policies"]:
+                self.note(policy_label(system), error)
             return []
         return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy)))) for spec in experiment.specs]
-
-    def experiment(self, raw: str, systems: Sequence[Mapping[str, Any]]) -> Experiment | None:
-        asked = json.loads(raw) | {"policies": list(systems)}
-        try:
-            return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
-        except MoesimError as error:
-            for system in systems:
-                self.note(policy_label(system), error)
-            return None
 
     def note(self, label: str, error: MoesimError) -> None:
         self.errors.setdefault(label, " ".join(str(error).split()))
 
 
-def decode_speed(row: Row) -> float:
-    """Tokens a second of the whole batch while decoding."""
-    return float(row.get("decode_tokens_per_s") or 0)
-
-
-def prompt_speed(row: Row) -> float:
-    """First tokens a second of a request."""
-    return NS_PER_S / float(row["ttft_mean_ns"])  # type: ignore[arg-type]
-
-
-PHASES: Final[dict[str, Callable[[Row], float]]] = {"decode": decode_speed, "prompt": prompt_speed}
+PHASES: Final[dict[str, Callable[[Row], float]]] = {
+    "decode": lambda row: float(row.get("decode_tokens_per_s") or 0),  # tokens a second of the whole batch
+    "prompt": lambda row: NS_PER_S / float(row["ttft_mean_ns"]),  # type: ignore[arg-type]  # first tokens a second of a request
+}
 
 
 # -------------------------------------------------------------------------------------------------------------- the league
@@ -349,71 +303,64 @@ class Cell:
     first: Row | None = None  # of the best engine, on the first draw
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """One system over the settings of a batch size, in the screen."""
 
     batch_size: int
-    system: str
-    settings: int  # in which all of its kind were asked to run
-    ran: int  # of these it ran in so many
-    # median, worst: decode speed of the fastest of its kind over its own, of those in which it ran
+    missed: int  # settings in which others of its kind ran, and not it
+    # median, worst: decode speed of the fastest of its kind over its own
     median: float
     worst: float
+    system: str
+    settings: int  # in which anybody of its kind ran
 
 
 def rank(met: Sequence[tuple[int, Mapping[str, float]]]) -> list[Rank]:
     """Sum up settings by batch size and system, least behind first; the incomplete come last.
 
-    >>> [(one.system, one.median, one.ran) for one in rank([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
-    [('a', 1.125, 2), ('b', 1.0, 1)]
+    >>> [(one.system, one.median, one.missed) for one in rank([(1, {"a": 4.0, "b": 5.0}), (1, {"a": 6.0})])]
+    [('a', 1.125, 0), ('b', 1.0, 1)]
     """
     found = []
-    for batch in sorted({size for size, _ in met}):
+    for batch in {size for size, _ in met}:
         mine = [speeds for size, speeds in met if size == batch and speeds]
-        for system in dict.fromkeys(name for speeds in mine for name in speeds):
+        for system in {name for speeds in mine for name in speeds}:
             behind = [max(speeds.values()) / speeds[system] for speeds in mine if system in speeds]
-            found.append(Rank(batch, system, len(mine), len(behind), median(behind), max(behind)))
-    return sorted(found, key=lambda one: (one.batch_size, one.settings - one.ran, one.median, one.worst, one.system))
+            found.append(Rank(batch, len(mine) - len(behind), median(behind), max(behind), system, len(mine)))
+    return sorted(found)
 
 
 @dataclass(frozen=True)
 class League:
     """Results of a league."""
 
-    cells: tuple[Cell, ...]  # of all settings, both phases
-    released: tuple[Rank, ...]
-    rules: tuple[Rank, ...]
+    cells: Sequence[Cell]  # of all settings, both phases
+    # released, rules: ranks in the screen
+    released: Sequence[Rank]
+    rules: Sequence[Rank]
     never: dict[str, str]  # systems that ran nowhere, and why
     n_runs: int
     n_found: int  # of these that had been run before
 
 
-UNITS: Final = {"decode": "tokens/s", "prompt": "first tokens/s"}
-
-
 def record(cell: Cell) -> dict[str, Any]:
     """Return a cell as a row of a table, every number unrounded."""
-    setting, row = cell.setting, cell.first
-    found: dict[str, Any] = {
-        "model": setting.model, "hardware": setting.hardware, "batch_size": setting.batch, "phase": cell.phase,
-    }  # fmt: skip
-    for name, one in (("", cell.released), ("rule_", cell.rules)):
+    setting, row = cell.setting, cell.first or {}
+    found: dict[str, Any] = {"model": setting.model, "hardware": setting.hardware, "batch_size": setting.batch}
+    found |= {"phase": cell.phase, "unit": "tokens/s" if cell.phase == "decode" else "first tokens/s"}
+    for kind, one in (("", cell.released), ("rule_", cell.rules)):
         margin = one.margin if one else None
-        found |= {
-            f"{name}best": one.best if one else "", f"{name}speed": one.speed if one else None,
-            f"{name}second": one.second if one else "", f"{name}margin": margin.value if margin else None,
-            f"{name}margin_low": margin.value / margin.factor if margin else None,
-            f"{name}margin_high": margin.value * margin.factor if margin else None,
-            f"{name}certain": not one.undone if one else None, f"{name}undone_by": "; ".join(one.undone) if one else "",
-        }  # fmt: skip
-    both = cell.released is not None and cell.rules is not None
+        values: list[Any] = (
+            [one.best, one.speed, one.second, not one.undone, "; ".join(one.undone)] if one else ["", None, "", None, ""]
+        )
+        values += [margin.value, margin.value / margin.factor, margin.value * margin.factor] if margin else [None] * 3
+        names = "best", "speed", "second", "certain", "undone_by", "margin", "margin_low", "margin_high"
+        found |= {f"{kind}{name}": value for name, value in zip(names, values, strict=True)}
+    found["rule_over_best"] = found["rule_speed"] / found["speed"] if found["speed"] and found["rule_speed"] else None
     return found | {
-        "rule_over_best": cell.rules.speed / cell.released.speed if both else None,  # type: ignore[union-attr]
-        "unit": UNITS[cell.phase], "draws": len(setting.draws), "cost_draws": COST_DRAWS, "routings": 1 + len(setting.ends),
-        "left_out": setting.left_out, "waited_for": waited(row, cell.phase) if row else "",
-        "cached_share": row.get("cache_share") if row else None, "source_label": row.get("source_label") if row else None,
-        "labels": ", ".join(split_notes(row)[0]) if row else "",
+        "draws": len(setting.draws), "cost_draws": COST_DRAWS, "routings": 1 + len(setting.ends), "left_out": setting.left_out,
+        "waited_for": waited(row, cell.phase) if row else "", "cached_share": row.get("cache_share"),
+        "source_label": row.get("source_label"), "labels": ", ".join(split_notes(row)[0]) if row else "",
     }  # fmt: skip
 
 
@@ -441,11 +388,9 @@ def league(
         raise ConfigError(f"{place}: expected a system that runs in some setting, got none: {why}")
     errors = held.meetings.errors
     never = out | {one.label: f"ran in no setting: {errors[one.label]}" for one in systems if one.label not in held.ran}
-    ranks = [
-        rank([(setting.batch, held.speeds(setting, "decode", released)) for setting in open_ones]) for released in (True, False)
-    ]
-    closed = [Cell(one, phase) for one in settings if one.left_out for phase in PHASES]
-    return League((*cells, *closed), tuple(ranks[0]), tuple(ranks[1]), never, held.meetings.n_runs, held.meetings.n_found)
+    released, rules = (rank([(one.batch, held.speeds(one, "decode", kind)) for one in open_ones]) for kind in (True, False))
+    cells += [Cell(one, phase) for one in settings if one.left_out for phase in PHASES]
+    return League(cells, released, rules, never, held.meetings.n_runs, held.meetings.n_found)
 
 
 Asked = tuple[Setting, Raw, int | None, int, System]
@@ -464,9 +409,8 @@ class _Heat:
     def asked(self) -> list[Asked]:
         """Return its runs: draws of requests, draws of costs, routing; of a prompt with one token more."""
         one, tokens = self.setting, None if self.phase == "decode" else 1
-        where = (
-            [(raw, 0) for raw in one.draws] + [(one.draws[0], k + 1) for k in range(COST_DRAWS)] + [(raw, 0) for raw in one.ends]
-        )
+        where = [(raw, 0) for raw in one.draws] + [(one.draws[0], k + 1) for k in range(COST_DRAWS)]
+        where += [(raw, 0) for raw in one.ends]
         return [(one, raw, tokens, draw, system) for raw, draw in where for system in self.systems]
 
     def decided(self, rows: Sequence[Row | None]) -> tuple[Contest, Row] | None:
@@ -489,8 +433,8 @@ def _steps(asked: Iterable[Asked]) -> int:
     found = 0
     for setting, _, tokens, _, _ in asked:
         work = setting.draws[0]["workload"]
-        rows = setting.batch * int(work["prompt_tokens"] or 0)
-        found += ceil_div(rows, int(work.get("prefill_chunk") or rows or 1)) + int(tokens or work["decode_tokens"] or 0)
+        rows = setting.batch * int(work["prompt_tokens"])
+        found += ceil_div(rows, int(work.get("prefill_chunk") or rows)) + int(tokens or work["decode_tokens"])
     return found
 
 
@@ -508,7 +452,7 @@ class _League:
         for raw in self._routing.values():
             try:
                 if not isinstance(raw["trace"], Mapping):
-                    self.meetings.read_inputs([json.dumps(raw)])
+                    read_inputs(raw, self._place, self.meetings.traces, progress=False)
             except MoesimError as error:
                 wrong[str(error)] = None
         if wrong:
@@ -522,23 +466,18 @@ class _League:
     @property
     def _first(self) -> list[Asked]:
         """Runs of the screen."""
-        return [
-            (one, one.draws[0], min(SCREEN_TOKENS, one.decode_tokens), 0, system)
-            for one in self._settings
-            for system in self._systems
-        ]
+        raws = [(one, one.draws[0], min(SCREEN_TOKENS, int(one.draws[0]["workload"]["decode_tokens"]))) for one in self._settings]
+        return [(*first, 0, system) for first in raws for system in self._systems]
 
     def steps(self) -> int:
         """Estimate the steps of the whole league; routing counts as steps, too."""
-        self._later = _steps(
-            asked for setting in self._settings for phase in PHASES
-            for asked in _Heat(setting, phase, list(self._systems[: sum(MOST.values())])).asked()
-        )  # fmt: skip
+        some = list(self._systems[: sum(MOST.values())])
+        self._later = sum(_steps(_Heat(*one, some).asked()) for one in product(self._settings, PHASES))
         return _ROUTING_STEPS * len(self._routing) + _steps(self._first) + self._later
 
     def speeds(self, setting: Setting, phase: str, released: bool) -> dict[str, float]:
         """Return the speeds of a kind in the screen."""
-        mine = {one.label for one in self._systems if bool(one.engine) == released}
+        mine = {one.label for one in self._systems if one.released == released}
         return {name: speed for name, speed in self._screened[id(setting), phase].items() if name in mine}
 
     @property
@@ -558,9 +497,9 @@ class _League:
     def cells(self, bar: Progress) -> list[Cell]:
         """Make the routing, screen all systems, and let finalists meet."""
         self.meetings.bar = bar
-        for place, raw in enumerate(self._routing.values()):
-            bar.describe(f"{place + 1}/{len(self._routing)} routing")
-            self.meetings.read_inputs([json.dumps(raw)])
+        for raw in self._routing.values():
+            bar.describe("making routing")
+            read_inputs(raw, self._place, self.meetings.traces, progress=False)
             bar.advance(_ROUTING_STEPS)
         rows = iter(self._run(self._first))
         for setting in self._settings:
@@ -576,9 +515,6 @@ class _League:
         bar.leave_out(self._later - _steps(asked))
         rows = iter(self._run(asked))
         decided = iter([heat.decided([next(rows) for _ in heat.asked()]) if heat.systems else None for heat in heats])
-        found = []
-        for setting, phase in product(self._settings, PHASES):
-            released, rule = next(decided), next(decided)
-            best, first = released or (None, None)
-            found.append(Cell(setting, phase, best, rule[0] if rule else None, first))
-        return found
+        pairs = [(next(decided) or (None, None), next(decided) or (None, None)) for _ in heats[::2]]
+        where = product(self._settings, PHASES)
+        return [Cell(*one, best, rule, first) for one, ((best, first), (rule, _)) in zip(where, pairs, strict=True)]

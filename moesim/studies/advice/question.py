@@ -169,7 +169,7 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
         return plain, str(path), ""
     if asked.bits and plain.expert_bytes_by_layer is not None:
         raise ConfigError(f"{PLACE}: --bits: {plain.name} says how many bytes an expert has; leave --bits out")
-    quant = asked.bits or _usual(plain)
+    quant = asked.bits or usual_bits(plain)
     if not quant:
         return plain, asked.model, ""
     base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
@@ -177,17 +177,11 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
     return load_model(ref, f"{PLACE}: --model"), ref, quant if quant.upper() in QUANTS else ""
 
 
-def _usual(model: ModelSpec) -> str:
+def usual_bits(model: ModelSpec) -> str:
     """Name the quantisation that people use; empty: the model's own bits."""
     if model.expert_bits == MXFP4_BITS and model.other_bits == 16:
         return "MXFP4"  # the common files have 8 bits for the rest
     return DEFAULT_BITS if is_open(model) else ""
-
-
-def usual_bits(named: str, place: str) -> str | dict[str, Any]:
-    """Write a model for an experiment, with the bits that people use."""
-    quant = _usual(load_model(named, place))
-    return {"base": named, **read_bits(quant, place)[0]} if quant else named
 
 
 def is_open(model: ModelSpec) -> bool:
