@@ -80,6 +80,8 @@ def files_of(found: League) -> dict[str, bytes]:
     from moesim.studies.league import record
 
     rows = [record(one) for one in found.cells]
+    if not any(row["best"] for row in rows):
+        return {"league.csv": render_records(rows, Format.CSV).encode()}
     drawing = crossover.drawing(pd.DataFrame(rows))
     files = {"league.csv": render_records(rows, Format.CSV).encode(), "crossover.txt": f"{drawing.caption}\n".encode()}
     return files | pictures(drawing.figure, "crossover")
