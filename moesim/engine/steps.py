@@ -52,17 +52,21 @@ def layer_phases(state: State, layer: int, micro: MicroBatch) -> list[Phase]:
     at = layer % state.model.n_layers
     core = layout.core_at.get(at) if state.step.phase == "decode" else None
     rest = costs.dense_ns(dense.name, rows, at)
+    before = costs.layer_host_ns(dense.name) if rows else 0
+    host = [Phase("host", dense, before, (), rows)] if before else []
     if core is not None:  # the cache is read elsewhere: projections where attention is, the rest where the cache is
         there, back = (ceil_div(rows * width, state.model.hidden) for width in state.model.core_widths(at))
         return [
             Phase("attention", attention, costs.attention_ns(attention.name, rows, 0, n, at), ("attention",), rows),
             Phase("attention", core, costs.core_ns(core.name, rows, micro.work2, n, at), (), there),
             Phase("dense", dense, rest, ("dense",), back),
+            *host,
         ]
     work = costs.attention_ns(attention.name, rows, micro.work2, n, at)
     if attention is dense:
-        return [Phase("dense", dense, rest + work, ("attention", "dense", KV), rows)]
-    return [Phase("attention", attention, work, ("attention", KV), rows), Phase("dense", dense, rest, ("dense",), rows)]
+        return [Phase("dense", dense, rest + work, ("attention", "dense", KV), rows), *host]
+    first = Phase("attention", attention, work, ("attention", KV), rows)
+    return [first, Phase("dense", dense, rest, ("dense",), rows), *host]
 
 
 def step_phases(state: State, *names: str) -> list[Phase]:
@@ -116,7 +120,8 @@ def _n_requests_of(state: State, micro: MicroBatch) -> int:
 
 def dense_ns(state: State, layer: int) -> int:
     """Return the time of a layer's dense part over all micro-batches of the present step."""
-    return sum(phase.work for micro in state.forward.micro for phase in layer_phases(state, layer, micro))
+    phases = (phase for micro in state.forward.micro for phase in layer_phases(state, layer, micro))
+    return sum(phase.work for phase in phases if phase.kind != "host")
 
 
 # ------------------------------------------------------------------------------------------------------------------ steps

@@ -128,8 +128,7 @@ def _link(name: str, profile: ProfileFile) -> Link:
 def _pair(index: int, profile: ProfileFile) -> Pair:
     given = profile.contention[index]
     source = weakest((given.a_rate.source, given.b_rate.source))
-    pageable = 0 if given.pageable_rate is None else round(given.pageable_rate.value * _PPM)
-    return Pair(given.a, given.b, round(given.a_rate.value * _PPM), round(given.b_rate.value * _PPM), source, pageable)
+    return Pair(given.a, given.b, round(given.a_rate.value * _PPM), round(given.b_rate.value * _PPM), source)
 
 
 _AGREE = Fraction(1, 10)

@@ -90,7 +90,6 @@ class Block(Strict):
     to_gpu_us: Time | None = None  # activations from host to GPU, without their bytes
     to_host_us: Time | None = None  # and back
     host_us: dict[Literal[tuple(OPERATIONS)], Time] = Field(default_factory=dict)  # type: ignore[valid-type]
-    pageable_next_to_cpu: Share | None = None  # of the rate of such copies alone, while the CPU computes experts
     pageable_share: Share | None = None  # of a link's rate, that copies of a mapped file reach
 
 
@@ -282,7 +281,7 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
     blocks = [block for block in engine.file.costs if _fits(block.when, facts, engine.build)]
     given = [_given(block) for block in blocks]
     numbers = {key: value for one in given for key, value in one.items() if key not in ("when", "gpu", "cpu", "host_us")}
-    host = {key: value for one in given for key, value in one.get("host_us", {}).items()}
+    host = _switches(numbers) | {key: value for one in given for key, value in one.get("host_us", {}).items()}
     own = raw.get("engine") == written
     devices = {name: _device(device, blocks, engine, facts, own) for name, device in raw["devices"].items()}
     found = {key: value for key, value in raw.items() if own or key not in ("host_expert_us", "host_shared")}
@@ -291,17 +290,23 @@ def with_engine(raw: Mapping[str, Any], written: str, place: str) -> dict[str, A
         name: link if own and "latency_us" in (link.get("activation") or {}) else _link(name, link, devices, numbers, own)
         for name, link in raw.get("links", {}).items()
     }
-    if (beside := numbers.get("pageable_next_to_cpu")) is not None:
-        of_links = {"pageable_rate": beside}
-        found["contention"] = [
-            {**pair, **(of_links if "->" in f"{pair['a']}{pair['b']}" else {})} for pair in found.get("contention", [])
-        ]
     words = ", ".join(facts[key] for key in ("backend", "system"))
     there = all(any(link.get(kind) for kind in (engine.file.copies, "any")) for link in found["links"].values())
     found["machine"] = {
         **(raw.get("machine") or {}), "engine": f"{engine.name} ({words})", "copies": engine.file.copies if there else "pinned"
     }  # fmt: skip
     return found
+
+
+def _switches(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the host's operations that are switches between CPU and GPU."""
+    back, there = numbers.get("to_host_us"), numbers.get("to_gpu_us")
+    if back is None or there is None:
+        return {}
+    label = "assumed" if "assumed" in (back["source"], there["source"]) else "derived"
+    ends = [sum(pair) for pair in zip(*(one.get("interval") or [one["value"]] * 2 for one in (there, back)), strict=True)]
+    both = {"value": there["value"] + back["value"], "source": label, "interval": ends}
+    return {"readback": back, "split": both | {"why" if label == "assumed" else "how": "both switches of a layer with the CPU"}}
 
 
 def _given(part: Strict) -> dict[str, Any]:

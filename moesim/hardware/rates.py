@@ -151,17 +151,17 @@ def cpu_numbers(machine: Assembly) -> dict[str, Any]:
     """Return the memory and rates of the processor."""
     few, share, keeps = cpu_flops(machine, "few"), _rules()["cpu experts", "any"], _rules()["system", machine.system]
     how = f"{machine.ram.gib:g} GiB less {keeps.value:g} GiB: {keeps.source}"
-    used, words = share.value, "of the memory's rate"
+    used, words, low, high = share.value, "of the memory's rate", 1.0, 1.0
     if machine.sockets > 1:
         two, decode = _rules()["sockets", "two"], _rules()["sockets", "two in decode"]
-        used = float(f"{share.value * decode.value / two.value:.4g}")
+        used, low, high = float(f"{share.value * decode.value / two.value:.4g}"), 1 / decode.least, decode.most
         words = f"of the memory's rate; in decode two sockets are {decode.value:g} times one: {decode.source}"
     blocked = "512 rows of 8 experts over 128 experts, a prompt as rates with many rows are from"
     return {
         "kind": "cpu", "memory_bytes": _size(_left(machine), how, "ram" in machine.parts),
         "memory_bytes_per_s": cpu_read(machine), "flops": few,
         "expert_cost": {
-            "read_share": share.number(used, words),
+            "read_share": share.number(used, words, True, low, high),
             "few_row_flops": few, "many_row_flops": cpu_flops(machine, "many"),
             "crossover_rows": {"value": _FIRST_BLOCKED, "source": "derived", "how": blocked},
         },

@@ -539,7 +539,6 @@ class PairFile(Strict):
     b: str
     a_rate: Share
     b_rate: Share
-    pageable_rate: Share | None = None  # of a link, while it copies from pageable memory
 
 
 class ProfileFile(Strict):

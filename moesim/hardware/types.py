@@ -210,10 +210,6 @@ class Pair:
     a_rate_ppm: int
     b_rate_ppm: int
     source: str
-    pageable_ppm: int = 0  # the rate of a link that copies from pageable memory; 0: as of page-locked memory
-
-    def figures(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "pageable_ppm" or value}
 
 
 @dataclass(frozen=True, repr=False)

@@ -51,8 +51,8 @@ class PolicyBase(Declared):
         The engine that it is a part of, whose costs it has (``moesim list engines``); empty: those of the machine's profile.
     low_bits : tuple of float
         Lower widths of experts that the policy needs of a model, as of the one on which checks run it; empty if it needs none.
-    reads_back : bool
-        Whether code on the host reads the router's result of each layer before it decides (operation ``readback``).
+    each_layer : tuple of str
+        What code on the host does in each layer between the router's result and the decision (`moesim.hardware.types.OPERATIONS`).
     oracles : mapping of str to mapping
         ``"replacement"`` and ``"assignment"``: the options with which that decision is made by its oracle. What has no
         entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
@@ -63,7 +63,7 @@ class PolicyBase(Declared):
     profile: ClassVar[str] = ""
     engine: str = ""
     low_bits: ClassVar[tuple[float, ...]] = ()
-    reads_back: ClassVar[bool] = False
+    each_layer: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 

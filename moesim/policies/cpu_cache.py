@@ -261,9 +261,7 @@ class BackgroundCache(PolicyBase):
     """Cache next to the CPU, which computes misses or splits them with the link."""
 
     _name = "background-cache"  # in messages
-    # the host's operations: of a layer that the cache serves; of one of whose experts the CPU computes some
-    _each_layer: tuple[str, ...] = ()
-    _for_cpu: str | None = None
+    _for_cpu: str | None = None  # operation of the host before the CPU computes experts
     _embedding_on_cpu = False  # where tokens are looked up
 
     copied_now: Literal["none", "all", "share", "time"] = option(
@@ -435,7 +433,8 @@ class BackgroundCache(PolicyBase):
         on_cpu = [e for e in misses if e not in now]
         lent = self._lent(hits, rows) if not misses else []
         on_gpu = [*(e for e in hits if e not in lent), *now]
-        actions = [*self._work(bool(on_cpu or lent)), *actions]
+        if self._for_cpu and (on_cpu or lent):
+            actions = [Work(self._for_cpu, self._cpu), *actions]
         if self._sequence is not None:
             actions += self._sequence.hold(layer, now, on_gpu, [*lent, *on_cpu])
         else:
@@ -446,13 +445,6 @@ class BackgroundCache(PolicyBase):
             for unit in sorted(self._visit.units & bank.slot.keys(), key=bank.slot.__getitem__):
                 bank.touch(unit)
         return actions
-
-    def _work(self, cpu_computes: bool) -> list[Action]:
-        """Return the host's operations of a visit."""
-        found: list[Action] = [Work(one, self._gpu) for one in self._each_layer]
-        if cpu_computes and self._for_cpu:
-            found.append(Work(self._for_cpu, self._cpu))
-        return found
 
     def _used(self, event: Routed) -> None:
         """Note what a visit uses, before anything is decided about it."""
@@ -564,6 +556,7 @@ class FilledBetweenSteps(PolicyBase):
     """A cache of slots of each layer that llama.cpp's forks fill between certain steps."""
 
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
+    each_layer = ("lookup",)
     overlap: bool
 
     def _begin(self, name: str, view: View, past: tuple[int, int]) -> tuple[list[int], Placement]:
@@ -577,7 +570,7 @@ class FilledBetweenSteps(PolicyBase):
         return slots, Placement((), [pool, staging_pool(view, gpu, None)], {("embedding", -1): self._cpu})
 
     def _run(self, layer: int, on_gpu: Sequence[int], on_cpu: Sequence[int]) -> list[Action]:
-        work: list[Action] = [Work("lookup", self._gpu), *([] if on_cpu else [Work("split", self._gpu)])]
+        work: list[Action] = [] if on_cpu else [Work("split", self._gpu)]
         if self._sequence is not None:
             return [*work, *self._sequence.hold(layer, (), on_gpu, on_cpu)]
         return [*work, Run(layer, sorted(on_gpu), self._gpu), Run(layer, sorted(on_cpu), self._cpu)]

@@ -236,13 +236,14 @@ class Oracle:
 
 
 def play(policy: Any, work: Workload, hardware: HardwareProfile | None = None, *, model: ModelSpec | None = None,
-         decision_ns: int = 0, chunk_bytes: int | None = None, slots: Mapping[str, int] | None = None,
+         decision_ns: int = 0, chunk_bytes: int | None = None, each_layer: Sequence[str] = (),
+         slots: Mapping[str, int] | None = None,
          predictors: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None, name: str = "script",
          engine: str | None = None,
          ) -> Records:  # fmt: skip
     """Run a policy on the toy machine."""
     model = model or tiny_model()
-    costs = CostModel(model, hardware or machine(), chunk_bytes=chunk_bytes)
+    costs = CostModel(model, hardware or machine(), chunk_bytes=chunk_bytes, each_layer=each_layer)
     return simulate(
         model=model, costs=costs, workload=work, policy=policy, cache_slots=slots or {}, predictors=predictors, tables=tables,
         options=EngineOptions(decision_ns), policy_name=name, engine=engine,

@@ -73,22 +73,30 @@ def costs(policy: str, **options: Any) -> CostModel:
 
 
 def test_copies_take_the_waits_of_their_system():
-    plain, three, one = costs("lru"), costs("two-uploads-lru", mmap=False), costs("two-uploads-lru", mmap=False, early=True)
-    times = [one.fetch_ns("cpu0", "gpu0") for one in (plain, one, three)]
-    assert [ns - times[0] for ns in times] == [0, 13_000, 39_000]  # 13 us each
-    assert costs("two-uploads-lru").fetch_ns("cpu0", "gpu0") > times[2]  # from a mapped file
+    plain, three, mapped = costs("lru"), costs("two-uploads-lru", mmap=False), costs("two-uploads-lru")
+    times = [one.fetch_ns("cpu0", "gpu0") for one in (plain, three)]
+    assert times[1] - times[0] == 26_000  # 13 us for each wait after the first, which the latency has
+    assert mapped.fetch_ns("cpu0", "gpu0") > times[1]
 
 
 def test_while_a_copy_is_waited_for_the_cpu_has_its_memory_alone():
     systems = costs("lru"), costs("two-uploads-lru", mmap=False), costs("two-uploads-lru")
     rates = [next(pair for pair in one.contention if pair.a == "cpu0.experts") for one in systems]
     assert rates[0].a_rate_ppm < rates[1].a_rate_ppm < 1_000_000
-    assert [pair.b_rate_ppm for pair in rates] == [rates[0].b_rate_ppm, rates[0].b_rate_ppm, 635_000]
+    assert {pair.b_rate_ppm for pair in rates} == {rates[0].b_rate_ppm}
 
 
-def test_the_host_reads_the_routing_back():
-    whole, back = costs("dfa-cache").dense_ns("gpu0", 1), costs("fabric-lru").dense_ns("gpu0", 1)
-    assert back - whole == 17_300
+def test_the_host_works_between_router_and_decision():
+    # gpu0   DDDDD|HH|00000|11111|          and nothing else is asked for before
+    def routed(event: Any, view: Any) -> list[Any]:
+        return [Run(event.layer, event.active, "gpu0")]
+
+    script = Script(copies=ALL, routed=routed)
+    plain = CostModel(tiny_model(), host(readback=7, plan=20), each_layer=("readback", "plan", "plan"))
+    assert (plain.layer_host_ns("gpu0"), plain.layer_host_ns("cpu0")) == (47, 0)
+    records = play(script, ONE, host(readback=7, plan=20), each_layer=("readback", "plan", "plan"))
+    assert tasks(records)[:3] == [(0, 100, "gpu0", "dense"), (100, 147, "gpu0", "host"), (147, 247, "gpu0", "E0x1")]
+    assert records.makespan_ns == 2 * (100 + 47 + 200)
 
 
 def test_an_engine_on_another_has_its_costs_and_its_own():
@@ -96,7 +104,8 @@ def test_an_engine_on_another_has_its_costs_and_its_own():
     assert own.costs[: len(base.costs)] == base.costs and own.costs == split.costs
     machines = [load_hardware("rtx5070-ryzen9600x", engine=name) for name in ("llama.cpp", "mosl", "mosl@split")]
     latencies = [float(one.link("gpu0->cpu0").activation.latency_us) for one in machines]
-    assert latencies == [17.3, 2.05, 17.3]
+    assert latencies == [17.3, 0, 17.3]
+    assert [float(one.host_us["split"]) for one in machines] == [26.3, 0, 26.3]
     assert [float(one.host_us["lookup"]) for one in machines] == [4.6, 31.4, 31.4]
 
 

@@ -117,7 +117,7 @@ RAW: dict[str, Any] = {
         "knees->linear": {"any": {"points": number([[1, 6.0], [10**8, 9e4]])}},
     },
     "contention": [
-        {"a": "linear.experts", "b": "linear->curves", "a_rate": number(0.5), "b_rate": number(0.5), "pageable_rate": number(0.4)}
+        {"a": "linear.experts", "b": "linear->curves", "a_rate": number(0.5), "b_rate": number(0.5)},
     ],
     "host_us": {operation: number(5) for operation in OPERATIONS},
     "host_expert_us": number(8),

@@ -180,7 +180,7 @@ def test_breakdown_stacks_all_causes():
 def test_breakdown_of_decoding_is_per_token():
     frame = results()
     figure = plots.breakdown(frame[frame["cache_ratio"] == 0.5], "decode_time")
-    assert max(bar.get_x() + bar.get_width() for bar in figure.axes[0].patches) == pytest.approx(9.0)
+    assert max(bar.get_x() + bar.get_width() for bar in figure.axes[0].patches) == pytest.approx(11.0)
     assert "time per decode token of the batch (ms)" in texts(figure)
 
 

@@ -26,12 +26,11 @@ Cache engines and hybrids on machines whose parts or profiles are known, each ro
 interval covers other routing, the machine and the model error. *At these hits* is the speed at the hit rate that the source
 measured, on the line through the runs with other routing.
 
-No number was fitted to a row, but three choices were made with the rows at hand. A cache's speed is that of its median
-token, since benchmarks leave out what warms up. moe-speed-of-light's cache runs with kappa 1, between the 0.5 and 2 of its
-authors; the code's default is 0. A pooled cache plans each of an expert's three matrices, which are entries of their own.
-
-Line 3 is not explained: its author's own law, a fixed part and all reads of the host over its rate, gives some 85 tokens/s at the
-77 % of hits that are printed for it.
+The waits of copies from a mapped file were [identified](../guide/engines.md#what-a-cache-of-experts-needs-of-the-host) with two
+rows of PR 27861. Otherwise no number was fitted to a row, but three choices were made with the rows at hand. A cache's speed is
+that of its median token, since benchmarks leave out what warms up. moe-speed-of-light's cache runs with kappa 1, between the
+0.5 and 2 of its authors; the code's default is 0. A pooled cache plans each of an expert's three matrices, which are entries of
+their own.
 
 ```console
 moesim validate --engines experiments/validation/engines.csv

@@ -85,6 +85,7 @@ static void read_devices(State &state) {
         device.name = attr(twin, "name");
         device.is_gpu = truth(attr(twin, "is_gpu").ptr());
         device.computes = truth(attr(twin, "computes").ptr());
+        device.layer_host = as_int(ask(state, attr(state.costs, "layer_host_ns"), {ref(device.name)}));
         device.first_extra = as_int(ask(state, attr(state.costs, "first_extra_ns"), {ref(device.name)}));
         nb::object more = ask(state, attr(state.costs, "more_rows_table"), {ref(device.name)});
         for (nb::handle ns : more) device.more_rows.push_back(as_int(ns.ptr()));

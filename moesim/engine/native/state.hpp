@@ -189,6 +189,7 @@ struct DeviceState {
     nb::object name, twin;  // twin: the same device as Python's setup has it
     bool is_gpu = false, computes = false, backing = false;
     DeviceMemory memory;
+    i64 layer_host = 0;  // of the host in each layer that it runs the router of
     i64 first_extra = 0;  // for the first expert of a group
     std::vector<i64> more_rows;  // and, of so many rows that take part; the last: of more
     std::vector<nb::object> ask_expert_ns;  // of each width: the cost of rows

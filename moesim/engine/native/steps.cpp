@@ -160,6 +160,14 @@ static i64 rest_ns(State &state, DeviceState *device, const MicroBatch &micro, i
 /// The device that reads a layer's KV cache in the present step, if it is another than attention's.
 static DeviceState *core_of(State &state, int layer) { return state.decoding ? state.layout->core_at[layer] : nullptr; }
 
+/// The host's operations after a layer's dense part; none: the layer is routed as it ends.
+static Call then_host(State &state, DeviceState *dense, int layer, int mb, int rows) {
+    if (!dense->layer_host || !rows) return nullptr;
+    return [&state, dense, layer, mb, rows] {
+        submit(state, &dense->main, new_task(state, Kind::host, layer, mb, rows, dense->layer_host));
+    };
+}
+
 /// Submit attention whose cache is read elsewhere: projections where attention is, the rest where the cache is.
 static void submit_apart(State &state, int layer, int mb, DeviceState *hidden, DeviceState *attention, DeviceState *core,
                          DeviceState *dense, Call then) {
@@ -185,7 +193,8 @@ static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, D
     int rows = int(state.micro[mb].n_rows);
     auto run_rest = [&state, dense, layer, mb, rows] {
         i64 work = rest_ns(state, dense, state.micro[mb], layer);
-        submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, work), {"dense"});
+        Call then = then_host(state, dense, layer, mb, rows);
+        submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, work, then), {"dense"});
     };
     if (DeviceState *core = core_of(state, layer)) {
         submit_apart(state, layer, mb, hidden, attention, core, dense, run_rest);
@@ -200,7 +209,8 @@ static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, D
                 work += attention_ns(state, dense, state.micro[mb], layer);
                 known = state.dense_memo.emplace(key, work).first;
             }
-            submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, known->second), {"attention", "dense", "kv"});
+            Call then = then_host(state, dense, layer, mb, rows);
+            submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, known->second, then), {"attention", "dense", "kv"});
         });
         return;
     }

@@ -6,7 +6,7 @@ rates, labelled ``derived``. The numbers used are noted, so that a result carrie
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -84,9 +84,10 @@ class CostModel:
     chunk_bytes : int or None, bytes
         Largest piece of a transfer; every piece pays the link's latency. None: one piece.
     syncs : int
-        Times that the host waits for the GPU during the copy of an expert; each takes its operation ``sync``.
-    reads_back : bool
-        Whether the host reads the router's result of each layer before it decides: its operation ``readback``.
+        Times that the host waits for the GPU during the copy of an expert; each after the first, which the link's latency has,
+        takes its operation ``sync``.
+    each_layer : sequence of str
+        Operations of the host in each layer, between the router's result and the decision.
     extrapolate : bool
         Continue curves outside the range they hold for, and label that ``extrapolated``, instead of an error.
 
@@ -104,7 +105,7 @@ class CostModel:
         transfer: str = "pinned",
         chunk_bytes: int | None = None,
         syncs: int = 0,
-        reads_back: bool = False,
+        each_layer: Sequence[str] = (),
         extrapolate: bool = False,
     ) -> None:
         self.extrapolate = extrapolate
@@ -116,7 +117,7 @@ class CostModel:
         self.hardware = hardware
         self.transfer = transfer
         self.chunk_bytes = chunk_bytes
-        self.syncs, self.reads_back = syncs, reads_back
+        self.syncs, self.each_layer = syncs, each_layer
         self._ledger = Ledger(self.hardware)
         self._transfers: dict[tuple[str, int], int] = {}
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
@@ -140,7 +141,7 @@ class CostModel:
         """Return the costs of a policy's runs: its copies, and what its code does on the host in each layer."""
         return cls(
             model, hardware, transfer=copies.kind, chunk_bytes=copies.piece, syncs=copies.syncs,
-            reads_back=getattr(policy, "reads_back", False), extrapolate=extrapolate,
+            each_layer=getattr(policy, "each_layer", ()), extrapolate=extrapolate,
         )  # fmt: skip
 
     # ---- links
@@ -170,31 +171,30 @@ class CostModel:
     @property
     def contention(self) -> tuple[Pair, ...]:
         """What slows down what: while a copy is waited for, it reads nothing."""
-        if not self.syncs and self.transfer != "pageable":
+        if self.syncs < 2:
             return self.hardware.contention
         return tuple(self._for_copies(pair) for pair in self.hardware.contention)
 
     def _for_copies(self, pair: Pair) -> Pair:
         for link in self.hardware.links:
-            if link.name in (pair.a, pair.b) and self.transfer in link.curves:
+            ends_at_gpu = self.hardware.devices[link.dst].kind == "gpu"
+            if link.name in (pair.a, pair.b) and self.transfer in link.curves and ends_at_gpu:
                 return self._with_link(pair, link)
         return pair
 
     def _with_link(self, pair: Pair, link: Link) -> Pair:
-        ns = self.transfer_ns(link, self.model.expert_bytes(0))
-        reading = 1 - Fraction(self._waiting_ns(link), max(1, ns))
-        is_a = link.name == pair.a
-        of_link, of_other = (pair.a_rate_ppm, pair.b_rate_ppm) if is_a else (pair.b_rate_ppm, pair.a_rate_ppm)
-        if self.transfer == "pageable" and pair.pageable_ppm:
-            of_link = pair.pageable_ppm
-        of_other = FULL_PPM - round((FULL_PPM - of_other) * reading)
-        return replace(pair, a_rate_ppm=of_link if is_a else of_other, b_rate_ppm=of_other if is_a else of_link)
+        waiting = self._waiting_ns(link)
+        reading = Fraction(ns := copy_ns(link.curves[self.transfer], self.model.expert_bytes(0)), max(1, ns + waiting))
+        a, b = pair.a_rate_ppm, pair.b_rate_ppm
+        if link.name == pair.a:
+            return replace(pair, b_rate_ppm=FULL_PPM - round((FULL_PPM - b) * reading))
+        return replace(pair, a_rate_ppm=FULL_PPM - round((FULL_PPM - a) * reading))
 
     def _waiting_ns(self, link: Link) -> int:
         """Return how long the host waits during a copy over a link."""
-        if not self.syncs or self.hardware.devices[link.dst].kind != "gpu":
+        if self.syncs < 2 or self.hardware.devices[link.dst].kind != "gpu":
             return 0
-        return self.syncs * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
+        return (self.syncs - 1) * self.operation_ns("sync_pageable" if self.transfer == "pageable" else "sync")
 
     def latency_ns(self, link: Link, of_activations: bool = False) -> int:
         """Time of a copy before its first byte moves; 0 of measured points, which do not have it."""
@@ -429,6 +429,12 @@ class CostModel:
             self._ledger.note(f"host {operation}", "constant", f"host_us.{operation}")
         return round((us or 0) * 1000)
 
+    def layer_host_ns(self, device: str) -> int:
+        """Time of the host in each layer before a decision, while a GPU that runs the router waits."""
+        if self.hardware.devices[device].kind != "gpu":
+            return 0
+        return sum(self.operation_ns(one) for one in self.each_layer)
+
     def host_expert_ns(self) -> int:
         """Time of the submitting thread for each expert."""
         if self.hardware.host_expert_us:
@@ -525,8 +531,6 @@ class CostModel:
             if found.router_us and n_rows:
                 ns += round(found.router_us * 1000)
                 self._ledger.note(f"router @{device}", "constant", f"devices.{device}.router_us")
-            if self.reads_back and n_rows:
-                ns += self.operation_ns("readback")
             self._memo[key] = ns
         return self._memo[key]
 

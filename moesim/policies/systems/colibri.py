@@ -128,7 +128,7 @@ class Colibri(PolicyBase):
         "int8 copies in memory of what is on the GPU, which are freed and made again",
     )
 
-    reads_back = True
+    each_layer = ("readback",)
 
     cap: int | None = option(None, "Slots of each layer in memory; None: as many as fit.", ge=1)
     policy: Literal["lru", "lfru", "auto"] = option("lru", "Who leaves memory (``DEMAND_POLICY``).")

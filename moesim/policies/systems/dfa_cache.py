@@ -59,7 +59,7 @@ class DfaCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "dfa-cache"
     _embedding_on_cpu = True
-    _each_layer = ("lookup",)
+    each_layer = ("lookup",)
     _for_cpu = "handover"
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 

@@ -38,8 +38,7 @@ class FabricLru(BackgroundCache, fixed=True):
     prefill = "fitting"
     _name = "fabric-lru"
     _embedding_on_cpu = True
-    _each_layer = ("plan",)
-    reads_back = True
+    each_layer = ("readback", "plan")
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     def _prompts(self, view: View, slots: int) -> PastTheCache:

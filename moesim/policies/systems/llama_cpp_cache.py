@@ -105,8 +105,7 @@ class LlamaCppCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "llama-cpp-cache"
     _embedding_on_cpu = True
-    _each_layer = ("plan",)
-    reads_back = True
+    each_layer = ("readback", "plan")
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     eviction: Literal["lru", "class-lru"] = option(

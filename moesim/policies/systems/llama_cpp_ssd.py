@@ -47,7 +47,6 @@ from moesim.policy import (
     Run,
     StepBegin,
     View,
-    Work,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class LlamaCppSsd(PolicyBase):
         "guesses of the next layer (LLAMA_MOE_STREAM_LOOKAHEAD of forks)",
     )
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
-    reads_back = True
+    each_layer = ("readback", "plan")
 
     preload: bool = option(True, "Read the next wave's experts during a wave (else ``LLAMA_MOE_STREAM_NO_PRELOAD``).")
 
@@ -166,8 +165,7 @@ class LlamaCppSsd(PolicyBase):
         self._calls.append(Call(event, choices, [ranked[i : i + size] for i in range(0, len(ranked), size)]))
         if whole:
             self._count(event.layer, ranked)
-        work = Work("plan", self._gpu)
-        return [work, *self._next_wave()] if len(self._calls) == 1 else [work]
+        return self._next_wave() if len(self._calls) == 1 else []
 
     def _count(self, layer: int, experts: Iterable[int]) -> None:
         counts = self._layers[layer].counts

@@ -56,8 +56,7 @@ class PooledCache(BackgroundCache, fixed=True):
     prefill = "read-only"
     _name = "pooled-cache"
     _embedding_on_cpu = True
-    _each_layer = ("plan",) * 3  # of each matrix, which have entries of their own
-    reads_back = True
+    each_layer = ("readback", *("plan",) * 3)  # each matrix has entries of its own
     prompt_rows = LLAMA_CPP_PROMPT_ROWS
 
     admit_free: int = option(2, "Rows missed before an expert is copied into a free slot.", ge=1)

@@ -83,7 +83,7 @@ class Strata(PolicyBase):
 
     paper = "Strata (Niko1221/Strata)"
     engine = "strata"
-    reads_back = True
+    each_layer = ("readback", "plan")
     missing = (
         "drafts of a verify window (--spec): a window has a row of each request",
         "prompts of up to 64 tokens read as windows (--short-read)",
@@ -222,7 +222,7 @@ class Strata(PolicyBase):
         self._counts["cache_hits"] += len(hits)
         self._counts["cache_misses"] += len(misses)
         on_cpu = len(misses) - min(len(misses) * self._share >> 8, STAGED)
-        staged, actions = misses[on_cpu:], list[Action]((Work("plan", self._gpu),))
+        staged, actions = misses[on_cpu:], list[Action]()
         if on_cpu:
             actions.append(Work("handover", self._cpu))
         if self.adapt == "fetch-admit":

@@ -149,8 +149,8 @@ class TwoUploadsLru(FilledBetweenSteps):
     window: int = option(16, "Tokens of that window.", ge=1)
 
     def transfer(self, model: ModelSpec) -> Copies:
-        """Return copies of which each matrix is waited for; with ``early`` each expert."""
-        return Copies("pageable" if self.mmap else "pinned", syncs=1 if self.early else 3)
+        """Return copies of which each matrix is waited for."""
+        return Copies("pageable" if self.mmap else "pinned", syncs=3)
 
     @property
     def listens(self) -> frozenset[type]:

@@ -24,13 +24,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from moesim.policies.base import PolicyBase, gpu_of, micro_batch_runs, slot_bytes, slots_per_layer
 from moesim.policies.options import option
-from moesim.policy import CACHE, DEMAND, Action, Drop, Fetch, Fetched, Placement, Pool, Ran, Routed, Run, View, Work
+from moesim.policy import CACHE, DEMAND, Action, Copies, Drop, Fetch, Fetched, Placement, Pool, Ran, Routed, Run, View
+
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
 
 
 class ScoredSlots:
@@ -90,7 +93,12 @@ class VllmExpertCache(PolicyBase):
 
     paper = "vLLM (vllm-project/vllm, PR #37190)"
     engine = "vllm"
-    reads_back = True
+    each_layer = ("readback", "plan")
+
+    def transfer(self, model: ModelSpec) -> Copies:
+        """Return copies of which each of two tensors is waited for."""
+        return Copies(syncs=2)
+
     missing = (
         "the controller that moves memory between KV cache and slots (VLLM_MOE_MVWSA): it acts between requests that arrive",
         "a disk tier with a pool in RAM (VLLM_MOE_DISK_STORE_DIR, VLLM_MOE_RAM_CACHE)",
@@ -168,8 +176,7 @@ class VllmExpertCache(PolicyBase):
         self._counts["cache_misses"] += len(came)
         self._counts["cache_hits"] += len(experts) - len(came)
         self._counts["pieces"] += 1
-        work = [Work("plan", self._gpu), Work("table", self._gpu)]
-        return [*work, Drop(layer, left, self._gpu), Fetch(layer, came, self._gpu, DEMAND, CACHE), *self._run()]
+        return [Drop(layer, left, self._gpu), Fetch(layer, came, self._gpu, DEMAND, CACHE), *self._run()]
 
     def _run(self) -> list[Action]:
         if self._awaited or self._running or not self._pieces:
