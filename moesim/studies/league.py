@@ -46,6 +46,7 @@ BUILT: Final = ("readback", "plan")
 """The host's operations in each layer visit of a rule as if built: those of the caches in llama.cpp's forks."""
 CONTEXT: Final = 4096  # tokens of a request for which the GPU's memory has room, next to the experts
 SCREEN_TOKENS: Final = 64  # decoded in the runs that choose who meets in full
+TOKENS: Final = 2048, 512  # decoded at most by all requests together: on draws of requests; at other costs and on other routing
 COST_DRAWS: Final = 4  # joint draws of all numbers with intervals
 NEAR: Final = 1.5  # systems at most so many times slower than the fastest of the screen meet in full
 MOST: Final = {True: 3, False: 2}  # of engines, and of rules, so many at most
@@ -54,7 +55,6 @@ REQUESTS, COSTS, ROUTING, ALONE = "requests", "costs", "routing", "no second sys
 """What makes it uncertain who wins."""
 
 
-# --------------------------------------------------------------------------------------------------------------- settings
 @dataclass(frozen=True)
 class System:
     """A system as an experiment has it, and what it is."""
@@ -92,14 +92,17 @@ class Setting:
     ends: tuple[Raw, ...]  # with the least and the most local routing; none if the routing is given
     left_out: str  # why nobody meets; empty if they do
 
-    def of_length(self, raw: Raw, decode: int | None = None) -> Raw:
+    def at_most(self, tokens: int) -> int:
+        return min(max(SCREEN_TOKENS, tokens), int(self.draws[0]["workload"]["decode_tokens"]))
+
+    def of_length(self, raw: Raw, decode: int) -> Raw:
         """Write an experiment with another number of decoded tokens and the same room for the context."""
-        work = raw["workload"] if decode is None else {**raw["workload"], "decode_tokens": decode}
+        work = {**raw["workload"], "decode_tokens": decode}
         if not self.whole_memory:
             return {**raw, "workload": work}
-        used = int(work["prompt_tokens"]) + int(work["decode_tokens"])
-        most = max(CONTEXT, int(raw["workload"]["prompt_tokens"]) + int(raw["workload"]["decode_tokens"]))
-        room, full = (self.spec.all_kv_bytes(tokens * self.batch, self.batch) for tokens in (most, used))
+        prompt = int(work["prompt_tokens"])
+        most = max(CONTEXT, prompt + int(raw["workload"]["decode_tokens"]))
+        room, full = (self.spec.all_kv_bytes(tokens * self.batch, self.batch) for tokens in (most, prompt + decode))
         memory = self.machine.devices[self.machine.compute].memory_bytes
         return {**raw, "workload": work, "cache": {"budget": memory - room + full}}
 
@@ -185,7 +188,6 @@ def _drawn(key: str, low: float, high: float, draw: int) -> float:
     return low * (high / low) ** place if low > 0 else low + (high - low) * place
 
 
-# --------------------------------------------------------------------------------------------------------------- decisions
 @dataclass(frozen=True)
 class Contest:
     """The result of a setting among engines, or among rules."""
@@ -291,7 +293,6 @@ PHASES: Final[dict[str, Callable[[Row], float]]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------------- the league
 @dataclass(frozen=True)
 class Cell:
     """A setting in one phase."""
@@ -393,8 +394,8 @@ def league(
     return League(cells, released, rules, never, held.meetings.n_runs, held.meetings.n_found)
 
 
-Asked = tuple[Setting, Raw, int | None, int, System]
-"""A run: with its decoded tokens (None: all) and the draw of its costs."""
+Asked = tuple[Setting, Raw, int, int, System]
+"""A run: with its decoded tokens and the draw of its costs."""
 _ROUTING_STEPS: Final = 2500  # of a run, that take as long as to make routing
 
 
@@ -408,19 +409,20 @@ class _Heat:
 
     def asked(self) -> list[Asked]:
         """Return its runs: draws of requests, draws of costs, routing; of a prompt with one token more."""
-        one, tokens = self.setting, None if self.phase == "decode" else 1
-        where = [(raw, 0) for raw in one.draws] + [(one.draws[0], k + 1) for k in range(COST_DRAWS)]
-        where += [(raw, 0) for raw in one.ends]
-        return [(one, raw, tokens, draw, system) for raw, draw in where for system in self.systems]
+        one = self.setting
+        full, less = (one.at_most(n // one.batch) if self.phase == "decode" else 1 for n in TOKENS)
+        where = [(raw, full, 0) for raw in one.draws] + [(one.draws[0], less, k + 1) for k in range(COST_DRAWS)]
+        where += [(raw, less, 0) for raw in one.ends]
+        return [(one, *run, system) for run in where for system in self.systems]
 
     def decided(self, rows: Sequence[Row | None]) -> tuple[Contest, Row] | None:
         """Decide by the rows of what was asked; also return the row of the best on the first draw."""
-        n, of = len(self.systems), PHASES[self.phase]
+        n, of, n_draws = len(self.systems), PHASES[self.phase], len(self.setting.draws)
         at = [
             {one.label: of(row) for one, row in zip(self.systems, rows[i : i + n], strict=True) if row is not None}
             for i in range(0, len(rows), n)
         ]
-        draws, costs = at[: len(self.setting.draws)], at[len(self.setting.draws) :]
+        draws, costs = at[:n_draws], at[n_draws:]
         speeds = {one.label: [row[one.label] for row in draws] for one in self.systems if all(one.label in row for row in draws)}
         if not speeds:
             return None
@@ -431,10 +433,9 @@ class _Heat:
 
 def _steps(asked: Iterable[Asked]) -> int:
     found = 0
-    for setting, _, tokens, _, _ in asked:
-        work = setting.draws[0]["workload"]
-        rows = setting.batch * int(work["prompt_tokens"])
-        found += ceil_div(rows, int(work.get("prefill_chunk") or rows)) + int(tokens or work["decode_tokens"])
+    for setting, raw, tokens, _, _ in asked:
+        rows = setting.batch * int(raw["workload"]["prompt_tokens"])
+        found += ceil_div(rows, int(raw["workload"].get("prefill_chunk") or rows)) + tokens
     return found
 
 
@@ -466,8 +467,7 @@ class _League:
     @property
     def _first(self) -> list[Asked]:
         """Runs of the screen."""
-        raws = [(one, one.draws[0], min(SCREEN_TOKENS, int(one.draws[0]["workload"]["decode_tokens"]))) for one in self._settings]
-        return [(*first, 0, system) for first in raws for system in self._systems]
+        return [(one, one.draws[0], one.at_most(0), 0, system) for one in self._settings for system in self._systems]
 
     def steps(self) -> int:
         """Estimate the steps of the whole league; routing counts as steps, too."""
