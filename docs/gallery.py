@@ -30,7 +30,10 @@ RESULTS: Final[Mapping[str, str]] = {
     "results/regret": (
         f'moesim regret experiments/gallery.yaml {_ONE} --set "policies=[lru, dali, prescope]" --out results/regret'
     ),
-    "results/league": f'moesim league experiments/gallery.yaml {_ONE} --set "workload.seed=[0, 1, 2]" --out results/league',
+    "results/league": (
+        f'moesim league experiments/gallery.yaml {_ONE} --set "workload.seed=[0, 1, 2]" '
+        '--set "policies=[llama-cpp-fit, pooled-cache, exllamav3, dali, lru]" --out results/league'
+    ),
     "results/lookahead": (
         "moesim trace lookahead mini-mixtral mini-deepseek-v2-lite mini-qwen3 --max-tokens 256 --out results/lookahead"
     ),

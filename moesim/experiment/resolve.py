@@ -263,7 +263,7 @@ class Experiment:
         return self._workloads[key]
 
 
-def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> None:
+def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace], *, progress: bool = True) -> None:
     """Read model, machine and trace of one setting, so that errors come before the first run."""
     point = expand(parse_config({"policies": ["on-demand"], **raw}, place), place)[0]
     if point.trace is None:
@@ -271,7 +271,7 @@ def read_inputs(raw: Mapping[str, Any], place: str, known: dict[str, Trace]) -> 
     model = load_model(point.model, f"{place}: model")
     load_hardware(point.hardware, f"{place}: hardware")
     written = for_model(point.trace, model)
-    check_shape(remembered(known, written, lambda: read_trace(written, place)), written, model, place)
+    check_shape(remembered(known, written, lambda: read_trace(written, place, progress=progress)), written, model, place)
 
 
 def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, place: str) -> None:

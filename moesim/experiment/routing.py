@@ -44,7 +44,7 @@ def name_of_given(trace: Trace) -> str:
     return f"{GIVEN}{trace.digest[:16]}"
 
 
-def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
+def read_trace(written: str | Mapping[str, Any], place: str, *, progress: bool = True) -> Trace:
     """Read a trace, or make one."""
     if isinstance(written, str):
         if written.startswith(GIVEN):
@@ -63,7 +63,7 @@ def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
     try:
         if made.synthesize == EVEN:
             return even(made)
-        with Progress(made.n_tokens) as bar:
+        with Progress(made.n_tokens, enabled=progress) as bar:
             bar.describe("making up assumed routing" if made.synthesize == ASSUMED else f"making up routing of {made.synthesize}")
             return synthesize(
                 parameters_for(made),

@@ -80,6 +80,7 @@ def run_experiment(
     experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], Kept | None] = lambda index: None,
     progress: bool = False, execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None,
     fail_fast: bool = False, may_fail: bool = False, examine: Examine | None = None, workers: Workers | None = None,
+    bar: Progress | None = None,
 ) -> Results:  # fmt: skip
     """Run all runs of an experiment that have not been run.
 
@@ -91,8 +92,8 @@ def run_experiment(
         Processes, None: all cores if that is faster; the results do not depend on it.
     keep : callable
         Which records of a run are wanted, by its index: True for all, a number for those of so many first steps.
-    progress : bool
-        Show a bar on the terminal once it has taken two seconds.
+    progress, bar : bool, Progress or None
+        Show a bar on the terminal once it has taken two seconds; a study's bar counts the steps of these runs instead.
     execution : Execution
         Simulated, or live: then one after another, in this process whatever `jobs` and `scheduler`, and whatever has been run
         before.
@@ -136,8 +137,7 @@ def run_experiment(
         if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
             say(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
-        bar = stack.enter_context(Progress(n_steps, enabled=progress))
-        told = _Told(bar, len(missing))
+        told = _Told(bar or stack.enter_context(Progress(n_steps, enabled=progress)), len(missing))
         if pool is None:
             new = _here(experiment, missing, kept, told, execution, examine)
         else:

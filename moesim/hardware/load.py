@@ -84,8 +84,8 @@ def read_profile(
         if "base" not in source:
             source = {str(key): value for key, value in source.items()}
             dotted = [key for key in source if "." in key]
-            more = {key: source[key] for key in dotted if not key.startswith(DOTTED) and "parts" not in source}
-            raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
+            more = {key: source[key] for key in dotted if not key.startswith((DOTTED, PARTS))}
+            raw = whole_form({key: value for key, value in source.items() if key not in more or "parts" in source}, place)
             raw = _costed(raw, engine, place)
             return (override(raw, more, place) if more else raw), None, dotted
         if not isinstance(source["base"], (str, Path)):

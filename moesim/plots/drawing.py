@@ -25,7 +25,7 @@ from moesim.trace import Trace, find_trace
 FILES: Final = {
     "rows": "runs.parquet", "steps": "frames/steps.parquet", "layers": "frames/layers.parquet",
     "validation": "results.csv", "papers": "papers.csv", "regret": "regret.csv", "whatif": "whatif.parquet",
-    "league": "map.csv", "lookahead": "lookahead.csv",
+    "league": "league.csv", "lookahead": "lookahead.csv",
 }  # fmt: skip
 """Source -> file in its folder."""
 

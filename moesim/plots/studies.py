@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 from moesim.core.colours import BLACK, BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, WHITE, text_on
 from moesim.core.student import line as fitted_line
 from moesim.core.units import NS_PER_S
-from moesim.errors import ConfigError
 from moesim.hardware import weakest
 from moesim.plots.captions import caption, corner_label, meaning, weakest_source
 from moesim.plots.result_rows import is_exact, policies_of, qualified
@@ -275,72 +273,80 @@ def regret(frame: pd.DataFrame) -> Drawing:
     return Drawing(_seconds(frame), figure, text)
 
 
-_LEAGUE_COLUMNS: Final = (
-    "model", "hardware", "batch_size", "cached_share", "link_over_cpu", "machine_ratio", "best", "second", "margin", "certain",
-    "draws", "source_label", "labels",
-)  # fmt: skip
+_LEAGUE_COLUMNS: Final = ("model", "hardware", "batch_size", "phase", "best", "margin", "certain", "source_label")
 _DOUBT: Final = "////"
 _CELL: Final = 0.2  # inches that a cell is high
 
 
-@kind("league", "the fastest system over link and memory, hatched where that is not certain")
+@kind("league", "the fastest engine by machine and model, hatched where that is not certain")
 def crossover(frame: pd.DataFrame) -> Drawing:
-    """Maps of the fastest system: models one below another, batches side by side."""
+    """Maps of the fastest engine by machine and model: phases one below another, batches side by side."""
     need(frame, _LEAGUE_COLUMNS, "crossover")
-    models, batches = (list(dict.fromkeys(frame[name])) for name in ("model", "batch_size"))
-    ratios, shares = (sorted(frame[name].unique()) for name in ("link_over_cpu", "cached_share"))
-    counts = frame["best"].value_counts(sort=False)
+    models, machines, batches, phases = (
+        list(dict.fromkeys(frame[name])) for name in ("model", "hardware", "batch_size", "phase")
+    )
+    met = frame[frame["best"].fillna("") != ""]
+    counts = met["best"].value_counts(sort=False)
     winners = sorted(counts.index, key=lambda name: -counts[name])  # of equals in order of appearance
-    if len(winners) > len(SERIES):
-        raise ConfigError(f"plot crossover: expected at most {len(SERIES)} systems that win, got {len(winners)}; map less")
-    colours = dict(zip(winners, SERIES, strict=False))
-    size = width_for(TEXT), 0.5 + len(models) * (_CELL * len(ratios) + 0.32)
+    colours = {name: SERIES[place] if place < len(SERIES) else _REST for place, name in enumerate(winners)}
+    size = width_for(TEXT), 1.1 + len(phases) * (_CELL * len(machines) + 0.32)
     figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(models), len(batches), sharex=True, sharey=True, squeeze=False)
-    room = size[0] / len(batches) / (len(shares) + 0.6)
-    for line, model in enumerate(models):
+    grid = figure.subplots(len(phases), len(batches), sharex=True, sharey=True, squeeze=False)
+    room = (size[0] - 1.4) / len(batches) / (len(models) + 0.6)
+    for line, phase in enumerate(phases):
         for column, batch in enumerate(batches):
             axes = grid[line, column]
-            cells = frame[(frame["model"] == model) & (frame["batch_size"] == batch)]
-            _map(axes, cells, ratios, shares, colours, with_margins=room > text_width("x1.00") + 0.04)
-            panel_title(axes, f"{model.partition(' (')[0]}, batch {batch}", fontsize=7)
+            cells = met[(met["phase"] == phase) & (met["batch_size"] == batch)]
+            _map(axes, cells, machines, models, colours, with_margins=room > text_width("1.00") + 0.04)
+            panel_title(axes, f"{phase}, batch {batch}", fontsize=7)
     for axes in grid[-1]:
-        axes.set_xticks(range(len(shares)), [f"{100 * share:g}" for share in shares])
-        axes.set_xlabel("experts cached (%)")
+        axes.set_xticks(
+            range(len(models)), [model.partition(" (")[0] for model in models], rotation=60, ha="right", fontsize=SMALL
+        )
     for axes in grid[:, 0]:
-        axes.set_yticks(range(len(ratios)), [_ratio(ratio) for ratio in ratios])
-        axes.set_ylabel("link / CPU rate")
+        axes.set_yticks(range(len(machines)), [_parts(machine) for machine in machines], fontsize=SMALL)
     handles = [swatch(colours[name], f"{name} ({counts[name]})") for name in winners]
-    legend_above(figure, [*handles, swatch(WHITE, "not certain", _DOUBT)], "The fastest system while decoding")
-    about = _about_league(frame)
-    add_corner(figure, about, ["number: speed of the best over that of the second", "dotted: the machine as it is"])
+    legend_above(figure, [*handles, swatch(WHITE, "not certain", _DOUBT)], "The fastest engine")
+    about = _about_league(met)
+    add_corner(figure, about, ["number: speed of the best over that of the second", "white: nothing to offload, or no room"])
     what = (
-        "The fastest exact system while decoding at equal GPU memory, over the rate of the link as a multiple of that at which "
-        "the CPU reads experts, and the share of experts for which there is room. The number is its speed over that of the "
-        "second; in the legend, in how many cells it is the fastest. Hatched: the 95 % interval of that ratio "
-        f"({frame['draws'].iloc[0]} draws of routing) holds 1, or another system is as fast at an end of the interval of the "
-        "CPU's cost a row. Dotted: the machine as it is."
+        "The fastest engine that can be downloaded, by machine and model, with all of the GPU's memory for experts next to 4,096 "
+        "tokens of context. The number is its speed over that of the second; in the legend, in how many cells it is the fastest. "
+        "Hatched: draws of requests, costs within their intervals, or more or less local routing undo the order. White: the "
+        "model fits in the GPU's memory, or not in the machine's, or was not asked for."
     )
     return Drawing(frame.reset_index(drop=True), figure, f"{what} {about}.")
 
 
+_REST: Final = "#9a9a9a"  # of winners beyond the colours
+
+
+def _parts(machine: str) -> str:
+    """Name a machine by GPU and processor.
+
+    >>> _parts("rtx-3060+ryzen-7-5700x+64gb-ddr4-3200")
+    'rtx-3060, ryzen-7-5700x'
+    """
+    return ", ".join(machine.split("+")[:2])
+
+
 def _about_league(frame: pd.DataFrame) -> str:
     labels = sorted({str(v) for v in frame["source_label"].dropna()})
-    marks = dict.fromkeys(mark for text in frame["labels"].dropna() for mark in str(text).split(", ") if mark)
-    return " · ".join([*dict.fromkeys(map(str, frame["hardware"])), *marks, f"simulated, weakest source: {weakest(labels)}"])
+    return f"simulated, weakest source: {weakest(labels)}"
 
 
 def _map(
-    axes: Axes, cells: pd.DataFrame, ratios: Sequence[float], shares: Sequence[float], colours: dict[str, str], *,
+    axes: Axes, cells: pd.DataFrame, machines: Sequence[str], models: Sequence[str], colours: dict[str, str], *,
     with_margins: bool,
 ) -> None:  # fmt: skip
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set(xlim=(-0.5, len(shares) - 0.5), ylim=(-0.5, len(ratios) - 0.5))
-    names = ["best", "link_over_cpu", "cached_share", "margin", "certain"]
-    for best, ratio, share, margin, certain in cells[names].itertuples(index=False):
-        x, y, colour = shares.index(share), ratios.index(ratio), colours[best]
+    axes.set(xlim=(-0.5, len(models) - 0.5), ylim=(len(machines) - 0.5, -0.5))
+    for best, machine, model, margin, certain in cells[["best", "hardware", "model", "margin", "certain"]].itertuples(
+        index=False
+    ):
+        x, y, colour = models.index(model), machines.index(machine), colours[best]
         corner, on = (x - 0.5, y - 0.5), text_on(colour)
         axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor=WHITE, linewidth=0.8))
         if not certain:
@@ -352,20 +358,6 @@ def _map(
                 x, y, f"{margin:.2f}", ha="center", va="center", fontsize=SMALL, color=on,
                 bbox=None if certain else {"facecolor": colour, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
-    own = float(cells["machine_ratio"].iloc[0]) if len(cells) else float("nan")
-    if len(ratios) > 1 and ratios[0] <= own <= ratios[-1]:
-        place = np.interp(np.log(own), np.log(ratios), range(len(ratios)))
-        axes.axhline(float(place), color=BLACK, linewidth=1.0, linestyle=":")
-
-
-def _ratio(value: float) -> str:
-    """Write a ratio as a short fraction, or as a number of two digits.
-
-    >>> _ratio(0.125), _ratio(2.0), _ratio(0.3)
-    ('1/8', '2', '0.3')
-    """
-    exact = Fraction(value).limit_denominator(64)
-    return f"{exact}" if abs(float(exact) - value) < 1e-9 and (exact.numerator == 1 or exact.denominator == 1) else f"{value:.2g}"
 
 
 _LOOKAHEAD_COLUMNS: Final = ("model", "trace", "slots", "cached_share", "top_k", "tokens", "window", "closed", "half_window")

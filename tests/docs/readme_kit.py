@@ -33,7 +33,7 @@ SHORTER = {  # what would take long; the command that is shown is the one that h
     "compare": ["--prompt", "64", "--decode", "2"],
     "bench": ["--repeats", "1", "--tokens", "2"],
     "papers": ["--quick"],
-    "league": ["--quick", "--no-map", "--set", "policies=[lru, fiddler]"],
+    "league": ["--quick", "--set", "policies=[llama-cpp-fit, lru]"],
     "recommend": ["--prompt", "8", "--decode", "2"],
     "whatif": ["--quick", "--no-next"],
     "profile measure": ["--dry-run", "--no-gpu"],

@@ -20,7 +20,6 @@ FILES = sorted(path for path in (ROOT / "experiments").rglob("*.yaml") if not pa
 LONG = {
     "quickstart",  # the wheel runs it
     "league",
-    "league-long-answers",
     "equal-memory",
     "qwen3",
     "fiddler-a6000",

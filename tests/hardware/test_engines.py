@@ -17,6 +17,7 @@ from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.operations import operations
 from moesim.hardware.engines import engine_profiles, load_engine, why_not
 from moesim.hardware.load import hardware_names, read_profile
+from moesim.hardware.load import load_hardware as read
 from moesim.hardware.read import override
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
@@ -434,3 +435,11 @@ def test_recommend_takes_no_yardstick(capsys: pytest.CaptureFixture[str]):
     assert "expected an engine that people run, got none" in capsys.readouterr().err
     assert main([*asked, "ryzen7950x-rtx4080", "--engine", "none"]) == 2
     assert "unknown engine 'none'; known: exllamav3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "machine", [{"base": "RTX 3060 + Ryzen 7 5700X + 64GB DDR4-3200"}, {"parts": {"gpu": "RTX 3060", "cpu": "Ryzen 7 5700X"}}]
+)
+def test_a_number_that_is_typed_next_to_parts_replaces_the_engine_s(machine: dict[str, Any]):
+    typed = read({**machine, "host_us.plan": number(7), "devices.gpu0.operation_us": number(2.5)}, "x", "llama.cpp")
+    assert (typed.host_us["plan"], typed.devices["gpu0"].operation_us) == (7, 2.5)

@@ -1,10 +1,10 @@
-"""The league: settings and their draws, who is decided to be the best, the map's machines, and what the command writes."""
+"""The league: settings and their draws, joint draws of costs, who is decided to be the best, and what the command writes."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,46 @@ import moesim
 from moesim.cli.league import league, table
 from moesim.core.table import Format
 from moesim.errors import ConfigError
-from moesim.experiment.config import parse_config
+from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.report import waited
 from moesim.hardware import load_hardware
 from moesim.studies.league import (
     ALONE,
-    CPU_COST,
-    NOISE,
+    COST_DRAWS,
+    COSTS,
+    ENGINE,
+    REQUESTS,
+    ROUTING,
     League,
-    Setting,
-    _rows_add,
-    cpu_cost_ends,
+    System,
+    costed,
     decide,
-    map_of,
     near,
-    ratio_of,
     record,
     settings_of,
+    systems_of,
 )
 from moesim.studies.league import league as meet
 from tests.experiment.experiment_kit import small, write_yaml
 
-RATIOS, SHARES = (0.125, 2.0), (0.25, 0.75)
-SYSTEMS = ["on-demand", "lru", "fiddler", "daop-paper"]
+MACHINE = "RTX 3060 + Ryzen 7 5700X + 64GB DDR4-3200"
+ENGINES, RULES = ["llama-cpp-fit", "pooled-cache"], ["lru", "fiddler", "on-demand"]
 WORK = {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2, "seed": [0, 1]}
 
 
 def _config(folder: Path, **changes: Any) -> Any:
-    return parse_config(small(folder, policies=SYSTEMS, workload=WORK, **changes), "small.yaml")
+    asked = {"policies": [*ENGINES, *RULES, "daop-paper"], "workload": WORK, "hardware": MACHINE, **changes}
+    return parse_config(small(folder, **asked), "small.yaml")
+
+
+def _made(folder: Path, **changes: Any) -> Any:
+    """An experiment whose routing the league chooses."""
+    return _config(folder, **({"trace": None, "cache": {"ratio": 1.0}} | changes))
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> League:
-    folder = tmp_path_factory.mktemp("league")
-    return meet(_config(folder), "small.yaml", ratios=RATIOS, shares=SHARES, jobs=1)
+    return meet(_config(tmp_path_factory.mktemp("league")), "small.yaml", jobs=1)
 
 
 # --------------------------------------------------------------------------------------------------------- who is the best
@@ -57,117 +63,138 @@ def test_the_margin_is_a_geometric_mean_over_draws_with_the_interval_of_student(
     one = decide({"a": [2.0, 8.0, 4.0], "b": [1.0, 4.0, 2.0], "c": [1.0, 1.0, 1.0]})
     assert one.margin is not None
     assert (one.best, one.speed, one.second, one.margin.value, one.margin.factor) == ("a", pytest.approx(4), "b", 2, 1)
-    assert one.certain
+    assert one.undone == ()
+
+
+SURE = {"a": [9.0, 9.1], "b": [5.0, 5.1]}
 
 
 @pytest.mark.parametrize(
-    ("speeds", "ends", "doubts"),
+    ("speeds", "costs", "routing", "undone"),
     [
-        ({"a": [10.0, 8.0, 9.0], "b": [9.0, 9.0, 8.0]}, [], (NOISE,)),  # 1.11, 0.89, 1.13
-        ({"a": [10.0], "b": [5.0]}, [], (NOISE,)),  # nothing is known of one draw
-        ({"a": [9.0, 9.0], "b": [9.0, 9.0]}, [], (NOISE,)),
-        ({"a": [9.0, 9.0]}, [{"a": 8.0}], (ALONE,)),
-        ({"a": [9.0, 9.1], "b": [5.0, 5.1]}, [{"a": 9.0, "b": 8.9}, {"a": 9.0, "b": 9.0}], (CPU_COST,)),
-        ({"a": [9.0, 9.1], "b": [5.0, 5.1], "c": [4.0, 4.0]}, [{"a": 9.0, "b": 8.9, "c": 9.2}], (CPU_COST,)),
-        ({"a": [9.0, 9.1], "b": [5.0, 5.1]}, [{"a": 9.0, "b": 8.9}, {"a": 7.0, "b": 5.0}], ()),
+        ({"a": [10.0, 8.0, 9.0], "b": [9.0, 9.0, 8.0]}, [], [], (REQUESTS,)),  # 1.11, 0.89, 1.13
+        ({"a": [10.0], "b": [5.0]}, [], [], (REQUESTS,)),  # nothing is known of one draw
+        ({"a": [9.0, 9.0], "b": [9.0, 9.0]}, [], [], (REQUESTS,)),
+        ({"a": [9.0, 9.0]}, [{"a": 8.0}], [], (ALONE,)),
+        (SURE, [{"a": 9.0, "b": 8.9}, {"a": 9.0, "b": 9.0}], [], (COSTS,)),
+        (SURE | {"c": [4.0, 4.0]}, [{"a": 9.0, "b": 8.9, "c": 9.2}], [{"a": 1.0, "b": 2.0}], (COSTS, ROUTING)),
+        (SURE, [{"b": 5.0}], [], (COSTS,)),  # the best does not run there
+        (SURE, [{"a": 9.0, "b": 8.9}], [{"a": 7.0}], ()),
     ],
 )
-def test_what_makes_a_setting_doubtful(speeds: dict[str, list[float]], ends: list[dict[str, float]], doubts: Sequence[str]):
-    assert decide(speeds, ends).doubts == doubts
+def test_what_undoes_an_order(speeds: dict[str, list[float]], costs: Any, routing: Any, undone: Sequence[str]):
+    assert decide(speeds, costs, routing).undone == undone
 
 
 def test_two_systems_are_near_the_best_at_least():
-    assert near({"a": 1.0, "b": 10.0, "c": 2.0}) == ["b", "c"]
-    assert near({"a": 8.8, "b": 10.0, "c": 8.6}) == ["b", "a"]
-    assert near(dict.fromkeys("abcdefg", 1.0)) == list("abcde")
-    assert near(dict.fromkeys("abcdefg", 1.0), most=None) == list("abcdefg")
-    assert near({"a": 1.0}) == ["a"]
+    assert near({"a": 1.0, "b": 10.0, "c": 2.0}, 1.5, 3) == ["b", "c"]
+    assert near({"a": 8.8, "b": 10.0, "c": 6.0}, 1.5, 3) == ["b", "a"]
+    assert near(dict.fromkeys("abcdefg", 1.0), 1.5, 3) == list("abc")
+    assert near({"a": 1.0}, 1.5, 3) == ["a"]
 
 
-# ---------------------------------------------------------------------------------------------------- settings and machines
+# ------------------------------------------------------------------------------------------------------- settings and costs
 
 
 def test_points_that_differ_in_policy_trace_or_seed_alone_are_one_setting(tmp_path: Path):
     one, two = settings_of(_config(tmp_path), "small.yaml")
-    assert (one.batch, two.batch, len(one.draws), len(two.draws)) == (1, 2, 2, 2)
-    assert [raw["workload"]["seed"] for raw in one.raws()] == [0, 1]
+    assert (one.batch, two.batch, len(one.draws), len(two.draws), one.ends) == (1, 2, 2, 2, ())
+    assert [raw["workload"]["seed"] for raw in one.draws] == [0, 1]
 
 
-def _base(folder: Path) -> Setting:
-    return settings_of(_config(folder), "small.yaml")[0]
+def test_routing_that_is_not_given_is_the_usual_and_both_ends_of_what_is_to_be_expected(tmp_path: Path):
+    one = settings_of(_made(tmp_path), "small.yaml")[0]
+    assert [(raw["trace"]["synthesize"], raw["trace"]["seed"]) for raw in one.draws] == [("mixtral-8x7b", 0), ("mixtral-8x7b", 1)]
+    low, high = (raw["trace"]["lift"] for raw in one.ends)
+    assert 0 <= low < high
+    (other, *_) = settings_of(_made(tmp_path, model={"base": "glm-4.5-air", "expert_bits": 4}), "small.yaml")
+    assert low < high and other.ends[0]["trace"]["lift"] < other.draws[0]["trace"]["lift"] < other.ends[1]["trace"]["lift"]
 
 
-def test_a_machine_of_the_map_has_the_ratio_that_was_asked_for(tmp_path: Path):
-    for cell in map_of(_base(tmp_path), RATIOS, SHARES, "x"):
-        machine = load_hardware(cell.raws()[0]["hardware"], "x")
-        assert float(ratio_of(machine, "x")) == pytest.approx(cell.ratio, rel=1e-6)
-        own = load_hardware("rtx3090-epyc7532", "x")
-        assert machine.devices["cpu0"].expert_cost == own.devices["cpu0"].expert_cost
+def test_a_cache_of_the_whole_memory_leaves_room_for_the_same_context_whatever_the_length(tmp_path: Path):
+    one = settings_of(_made(tmp_path), "small.yaml")[1]
+    full, short = (one.of_length(one.draws[0], n)["cache"]["budget"] for n in (2, 1))
+    model, memory = one.spec, one.machine.devices["gpu0"].memory_bytes
+    assert full == memory - model.all_kv_bytes(2 * 4096, 2) + model.all_kv_bytes(2 * 8, 2)
+    assert full - short == model.all_kv_bytes(2 * 8, 2) - model.all_kv_bytes(2 * 7, 2)
 
 
-@pytest.mark.parametrize("bits", [4, [[4, 2]]])
-def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_path: Path, bits: Any):
-    """What a system caches that keeps nothing next to it: one expert less at most. Copies at fewer bits do not count."""
-    base = settings_of(_config(tmp_path, model={"base": "mixtral-8x7b", "expert_bits": bits}), "small.yaml")[0]
-    for cell in map_of(base, RATIOS[:1], SHARES, "x"):
-        rows = moesim.run(cell.raws()[0] | {"policies": ["moe-infinity-code"]}, progress=False).table
-        assert cell.share is not None
-        assert 0 <= cell.share * 32 * 8 - rows["cache_slots"][0] <= 1
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        (MACHINE, ""),
+        ("RTX 4090 + Ryzen 9 9950X + 128GB DDR5-5600", "fits in the GPU"),
+        ("RTX 3060 + Ryzen 7 5700X + 16GB DDR4", "needs "),
+    ],
+)
+def test_settings_without_anything_to_offload_or_room_for_it_are_left_out(tmp_path: Path, machine: str, why: str):
+    one = settings_of(
+        _made(tmp_path, model={"base": "mixtral-8x7b", "expert_bits": 3.5, "other_bits": 4}, hardware=machine), "x"
+    )[0]
+    assert why in one.left_out and bool(why) == bool(one.left_out)
 
 
-def test_a_machine_of_the_map_has_the_memory_that_it_is_asked_for(tmp_path: Path):
-    """Nine tenths of Mixtral's experts are more than the GPU of the profile holds."""
-    base = settings_of(_config(tmp_path, hardware="rtx5070-ryzen9600x"), "small.yaml")[0]
-    (cell,) = map_of(base, (0.5,), (0.9,), "x")
-    assert cell.memory_bytes is not None
-    assert cell.memory_bytes > load_hardware("rtx5070-ryzen9600x", "x").devices["gpu0"].memory_bytes
-    rows = moesim.run(cell.raws()[0] | {"policies": ["moe-infinity-code"]}, progress=False).table
-    assert rows["error"][0] is None
-    assert rows["cache_slots"][0] in (229, 230)
+RATE = "devices.gpu0.memory_bytes_per_s"
 
 
-def test_the_ends_of_the_cost_a_row_are_those_of_the_profile(tmp_path: Path):
-    ends = cpu_cost_ends(_base(tmp_path).raws()[0], "x")
-    costs = [load_hardware(raw["hardware"], "x").devices["cpu0"].expert_cost for raw in ends]
-    assert [cost.few_row_flops for cost in costs if cost] == [41_000_000_000, 234_000_000_000]
+def test_a_draw_of_costs_moves_all_numbers_within_their_intervals_and_the_same_for_all_systems(tmp_path: Path):
+    raw = settings_of(_made(tmp_path), "x")[0].draws[0]
+    systems = [System({}, "a", True, "llama.cpp"), System({}, "b", True, "freetoken")]
+    plain = [load_hardware(MACHINE, "x", one.costs_of) for one in systems]
+    assert costed(raw, systems[0], 0, "x")["hardware"] == {"base": MACHINE}
+    parts = set()
+    for draw in range(1, COST_DRAWS + 1):
+        drawn = [load_hardware((made := costed(raw, one, draw, "x"))["hardware"], "x", made["engine"]) for one in systems]
+        places = []
+        for before, after in zip(plain, drawn, strict=True):
+            for key, number in before.numbers.items():
+                if number.interval is None or key.endswith("_bytes"):
+                    assert after.numbers[key].value == number.value
+                else:
+                    assert number.interval[0] <= after.numbers[key].value <= number.interval[1]
+            low, high = before.numbers[RATE].interval
+            places.append(math.log(after.numbers[RATE].value / low) / math.log(high / low))
+        assert places[0] == pytest.approx(places[1], abs=1e-6)
+        parts.add(int(COST_DRAWS * places[0]))
+    assert parts == set(range(COST_DRAWS))
+
+
+def test_a_rule_is_charged_for_what_caches_of_the_stated_engine_do_in_each_layer(tmp_path: Path):
+    systems, out = systems_of(_made(tmp_path), "x")
+    assert [one.label for one in systems if one.released] == ENGINES
+    assert list(out) == ["daop-paper"]
+    rule = next(one for one in systems if one.label == "lru")
+    made = costed(settings_of(_made(tmp_path), "x")[0].draws[0], rule, 0, "x")
+    host = load_hardware(MACHINE, "x", ENGINE).host_us
+    charged = load_hardware(made["hardware"], "x", made["engine"]).devices["gpu0"].router_us
+    assert (made["engine"], float(charged)) == (ENGINE, pytest.approx(float(host["readback"] + host["plan"])))
 
 
 # --------------------------------------------------------------------------------------------------------------- the league
 
 
-def test_the_best_of_the_table_is_the_fastest_of_plain_runs(found: League, tmp_path: Path):
-    rows = moesim.run(small(tmp_path, policies=SYSTEMS, workload=WORK), progress=False).table
-    exact = rows[rows["policy"] != "daop-paper"]
-    for one in found.table:
-        mine = exact[exact["batch_size"] == one.setting.batch]
+def test_the_best_of_the_table_is_the_fastest_of_plain_runs_among_engines_and_among_rules(found: League, tmp_path: Path):
+    asked = small(tmp_path, policies=ENGINES, workload=WORK, hardware=MACHINE, engine=ENGINE)
+    rows = moesim.run(asked, progress=False).table
+    assert len(found.cells) == 4
+    for one in found.cells:
+        mine = rows[rows["batch_size"] == one.setting.batch]
         speed = mine["decode_tokens_per_s"] if one.phase == "decode" else 1e9 / mine["ttft_mean_ns"]
         means = speed.groupby(mine["policy"]).agg(lambda values: float(values.prod()) ** (1 / len(values)))
-        assert one.contest.best == means.idxmax()
-        assert one.contest.speed == pytest.approx(means.max())
-        assert one.contest.second == means.drop(means.idxmax()).idxmax()
-    assert len(found.table) == 4
+        assert one.released is not None and one.rules is not None
+        assert (one.released.best, one.released.speed) == (means.idxmax(), pytest.approx(means.max()))
+        assert one.released.second in ENGINES
+        assert {one.rules.best, one.rules.second} <= set(RULES)
+        assert record(one)["rule_over_best"] == pytest.approx(one.rules.speed / one.released.speed)
 
 
-def test_inexact_systems_stand_beside_and_never_win(found: League):
-    for row in [record(one) for one in found.table]:
-        assert row["best"] != "daop-paper" == row["inexact"]
-        assert 0 < row["inexact_fresh"] <= 1
-
-
-def test_what_a_system_loses_everywhere_is_the_speed_of_plain_runs(found: League):
-    """The two settings, and per batch the four corners of the map, one of which is its middle."""
-    settings = [one.setting for one in (*found.table, *found.cells) if one.setting.batch == 2 and one.phase == "decode"]
-    tables = [moesim.run(one.raws()[0] | {"policies": SYSTEMS[:3]}, progress=False).table for one in settings]
-    behind = {
-        name: [t["decode_tokens_per_s"].max() / t["decode_tokens_per_s"][t["policy"] == name].iloc[0] for t in tables]
-        for name in SYSTEMS[:3]
-    }
-    mine = [one for one in found.everywhere if one.batch_size == 2]
-    assert {one.system: (one.median, one.worst, one.settings, one.ran, one.fastest) for one in mine} == {
-        name: (pytest.approx(sorted(of)[2]), pytest.approx(max(of)), 5, 5, of.count(1)) for name, of in behind.items()
-    }
-    assert [one.median for one in mine] == sorted(one.median for one in mine)
-    assert f"in the 5 settings where all met: {mine[0].system} x{mine[0].median:.2f}" in table(found, Format.TABLE)
+def test_a_rank_is_by_how_many_times_slower_a_system_is_than_the_fastest_of_its_kind(found: League):
+    assert {one.system for one in found.released} == set(ENGINES)
+    assert {one.system for one in found.rules} == set(RULES)
+    for ranks in (found.released, found.rules):
+        assert ranks[0].batch_size == ranks[0].median == 1
+    assert "rules, if built, batch 2" in table(found, Format.TABLE)
+    assert "left out: daop-paper: it changes" in table(found, Format.TABLE)
 
 
 # -------------------------------------------------------------------------------------------------------------- the command
@@ -175,46 +202,50 @@ def test_what_a_system_loses_everywhere_is_the_speed_of_plain_runs(found: League
 
 def test_a_league_that_was_done_is_found_and_writes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     work = {"batch_size": 1, "prompt_tokens": 6, "decode_tokens": 2, "seed": [0, 1]}
-    file, out = write_yaml(tmp_path, policies=SYSTEMS[:3], workload=work), tmp_path / "out"
+    file, out = write_yaml(tmp_path, policies=[*ENGINES, "lru"], workload=work, hardware=MACHINE), tmp_path / "out"
     said, files = [], []
     for _ in range(2):
-        league(file, ratios="1/8,2", shares="0.5", out=out, jobs=1, form=Format.MD)
+        league(file, out=out, jobs=1, form=Format.MD)
         said.append(capsys.readouterr().out)
         files.append({path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.suffix != ".jsonl"})
-    assert (
-        set(files[0])
-        == {"league.csv", "everywhere.csv", "map.csv", "crossover.png", "crossover.pdf", "crossover.txt"}
-        <= {*files[0]}
-    )
+    assert set(files[0]) == {"league.csv", "crossover.png", "crossover.pdf", "crossover.txt"}
     assert files[0] == files[1]
     n_runs = said[0].splitlines()[-1].split()[0]
-    assert f"{n_runs} runs, of which {n_runs} had been done before" in said[1]
     assert said[0].replace("of which 0", f"of which {n_runs}") == said[1]
 
 
-def test_another_machine_takes_the_place_of_the_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = write_yaml(tmp_path, policies=["lru", "on-demand"])
-    league(file, hardware="rtx5070-ryzen9600x", mapped=False, jobs=1, form=Format.JSON)
-    assert {row["hardware"] for row in json.loads(capsys.readouterr().out)} == {"rtx5070-ryzen9600x"}
+def test_a_machine_and_a_model_take_the_place_of_the_experiments(capsys: pytest.CaptureFixture[str]):
+    few = ["policies=[llama-cpp-fit, lru]", "workload.prompt_tokens=4"]
+    league(hardware=MACHINE, model="mixtral-8x7b", overrides=few, small=True, jobs=1, form=Format.JSON)
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["hardware"], row["phase"]) for row in rows} == {
+        ("rtx-3060+ryzen-7-5700x+64gb-ddr4-3200", "decode"),
+        ("rtx-3060+ryzen-7-5700x+64gb-ddr4-3200", "prompt"),
+    }
+    assert rows[0]["model"] == "mixtral-8x7b (expert_bits=4.85, other_bits=5.35)"
+    assert rows[0]["routings"] == 3
 
 
-@pytest.mark.parametrize(
-    ("ratios", "said"), [("0,1", "above 0"), ("fast", "got 'fast'"), ("1/0", "got '1/0'"), ("5000", "up to 1000")]
-)
-def test_wrong_axes_are_refused_before_anything_runs(tmp_path: Path, ratios: str, said: str):
-    with pytest.raises(ConfigError, match=f"league: --ratios: .*{said}"):
-        league(write_yaml(tmp_path), ratios=ratios, out=tmp_path / "out")
+def test_the_shipped_league_has_settings_on_each_machine_but_the_one_that_has_room_for_all():
+    met = [one for one in settings_of(load_config(Path("league")), "league") if not one.left_out]
+    machines = {one.hardware.partition("+")[0] for one in met}
+    assert machines == {"rtx-4060-laptop", "rtx-3060", "rtx-5070", "rtx-4090", "l40s"}
+    assert {one.batch for one in met} == {1, 4, 16}
+
+
+def test_all_that_is_wrong_is_said_before_anything_runs(tmp_path: Path):
+    file = write_yaml(tmp_path, policies=["llama-cpp-fit"], hardware=MACHINE, trace=["missing-one", "missing-two"])
+    with pytest.raises(ConfigError, match=r"missing-one.*missing-two"):
+        league(file, out=tmp_path / "out", jobs=1)
     assert not (tmp_path / "out").exists()
 
 
-def test_who_runs_nowhere_is_told_with_the_reason_and_nobody_at_all_is_an_error(tmp_path: Path):
-    """25 slots are too few for an engine with one a layer; 100 MB are too few for everybody."""
-    systems = ["on-demand", "exllamav3"]
-    tight = parse_config(small(tmp_path, policies=systems, workload=WORK, cache={"ratio": 0.1}), "small.yaml")
-    (said,) = meet(tight, "small.yaml", jobs=1).never.items()
-    assert said[0] == "exllamav3"
-    assert "ran in no setting: " in said[1]
-    assert "slots" in said[1]
+def test_who_runs_nowhere_is_named_with_the_reason_and_nobody_at_all_is_an_error(tmp_path: Path):
+    """exllamav3 has no backend for this GPU; 100 MB are too few for everybody."""
+    systems = ["llama-cpp-fit", "exllamav3"]
+    amd = _config(tmp_path, policies=systems, hardware="RX 6700 XT + Ryzen 7 5800X + 64GB DDR4-3200")
+    never = meet(amd, "small.yaml", jobs=1).never
+    assert list(never) == ["exllamav3"] and "which runs on cuda" in never["exllamav3"]
     none = _config(tmp_path, cache={"budget": "100 MB"})
     with pytest.raises(ConfigError, match=r"small\.yaml: expected a system that runs in some setting, got none: .*budget"):
         meet(none, "small.yaml", jobs=1)
@@ -225,10 +256,3 @@ def test_what_it_waited_for_is_of_the_phase():
            "decode_time_gpu_experts_ns": 55, "decode_time_exposed_demand_ns": 10}  # fmt: skip
     assert waited(row) == waited(row, "decode") == "GPU experts 85%"
     assert waited(row, "prompt") == "demand fetch 89%"  # 40 of 45
-
-
-def test_a_decode_step_of_one_request_has_no_further_rows(tmp_path: Path):
-    setting = _base(tmp_path)
-    assert [_rows_add(replace(setting, batch=batch), phase) for batch in (1, 2) for phase in ("decode", "prompt")] == [
-        False, True, True, True,
-    ]  # fmt: skip

@@ -169,13 +169,19 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
         return plain, str(path), ""
     if asked.bits and plain.expert_bytes_by_layer is not None:
         raise ConfigError(f"{PLACE}: --bits: {plain.name} says how many bytes an expert has; leave --bits out")
-    own = plain.expert_bits == MXFP4_BITS and plain.other_bits == 16  # the common files have 8 bits for the rest
-    if not asked.bits and not is_open(plain) and not own:
+    quant = asked.bits or usual_bits(plain)
+    if not quant:
         return plain, asked.model, ""
-    quant = asked.bits or ("MXFP4" if own else DEFAULT_BITS)
     base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
     ref = base | read_bits(quant, f"{PLACE}: --bits")[0]
     return load_model(ref, f"{PLACE}: --model"), ref, quant if quant.upper() in QUANTS else ""
+
+
+def usual_bits(model: ModelSpec) -> str:
+    """Name the quantisation that people use; empty: the model's own bits."""
+    if model.expert_bits == MXFP4_BITS and model.other_bits == 16:
+        return "MXFP4"  # the common files have 8 bits for the rest
+    return DEFAULT_BITS if is_open(model) else ""
 
 
 def is_open(model: ModelSpec) -> bool:
