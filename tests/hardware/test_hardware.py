@@ -267,7 +267,7 @@ def test_shipped_profile_is_whole(name: str) -> None:
     assert profile.description
     assert len(profile.numbers) > (30 if name in PAPERS else 3)
     for key, number in profile.numbers.items():
-        assert number.source in ("measured", "published", "derived", "spec-sheet", "assumed"), key
+        assert number.source in ("measured", "published", "derived", "spec-sheet", "identified", "assumed"), key
         assert len(number.ref) >= 7, key
     for device in profile.devices.values():
         assert device.memory_bytes > 6 * 10**9

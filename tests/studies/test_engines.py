@@ -42,8 +42,8 @@ def one(folder: Path, engine: str, setting: str, model: str = "gpt-oss-120b,MXFP
         ("llama.cpp", "experts of the first 9 of 36 layers on GPU", {"name": "llama-cpp", "n_cpu_moe": 27}, 1),
         ("llama.cpp", "-cmoe", {"name": "llama-cpp", "n_cpu_moe": 36}, 1),
         ("llama.cpp", "-ngl 12 of 36 (whole layers)", {"name": "llama-cpp", "n_gpu_layers": 12}, 1),
-        ("moe-speed-of-light expert cache (DFA)", "11 % of experts on GPU (C 14)", {"name": "dfa-cache"}, 14 / 128),
-        ("moe-speed-of-light", "2 of 8 experts a layer on GPU; hit 31.5 %", {"name": "dfa-cache"}, 2 / 128),
+        ("moe-speed-of-light expert cache (DFA)", "11 % of experts on GPU (C 14)", {"name": "dfa-cache", "kappa": 1}, 14 / 128),
+        ("moe-speed-of-light", "2 of 8 experts a layer on GPU; hit 31.5 %", {"name": "dfa-cache", "kappa": 1}, 2 / 128),
         ("FreeToken hybrid", "cache 64", {"name": "freetoken", "backend": "hybrid"}, 0.5),
         ("llama.cpp PR 27861", "66 slots", {"name": "two-uploads-lru"}, 66 / 128),
         ("llama.cpp moe-cache fork b11608", "cache 32 slots", {"name": "two-uploads-lru"}, 0.25),
@@ -109,9 +109,9 @@ def test_a_row_that_says_too_little_is_skipped_with_its_reason(tmp_path: Path, l
     assert skipped[0][2].startswith(reason)
 
 
-def test_a_policy_that_is_not_there_yet_is_named():
-    with pytest.raises(NotUsableError, match="engine 'colibri': 'colibri' is not simulated"):
-        policy_of("colibri; auto")
+def test_an_engine_without_a_policy_is_named():
+    with pytest.raises(NotUsableError, match="no policy for the engine 'imp'"):
+        policy_of("imp; auto")
 
 
 def test_order_counts_pairs_that_differ_and_names_wrong_ones():

@@ -138,7 +138,7 @@ def policy_of(words: str) -> dict[str, Any]:
     meant = (policy for text in (name, words) for pattern, policy in _names()["engines"] if _has(pattern, text))
     found = name if name in policy_names() else next(meant, "")
     if found not in policy_names():
-        raise NotUsableError(f"no policy for the engine '{name[:60]}'" + (f": '{found}' is not simulated" if found else ""))
+        raise NotUsableError(f"no policy for the engine '{name[:60]}'")
     if found == "llama-cpp" and _has(r"\bcached?\b|\bslots\b", words):
         found = "llama-cpp-cache"
     options = [one for of, pattern, one in _names()["options"] if of == found and _has(pattern, words)]
