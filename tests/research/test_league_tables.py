@@ -16,7 +16,8 @@ def test_the_page_has_the_tables_of_the_csv():
 def test_a_cell_says_what_undoes_its_order_and_how_fast_the_best_rule_is():
     rows = rows_of()[:0]
     cell = {
-        "hardware": "a+b", "model": "m (bits)", "batch_size": "1", "phase": "decode", "best": "x", "speed": "12.34", "second": "y",
+        "hardware": "a+b", "model": "m (bits)",
+        "batch_size": "1", "phase": "decode", "best": "x", "speed": "12.34", "second": "y",
         "margin": "1.2", "certain": "False", "undone_by": "requests; costs", "rule_best": "r", "rule_over_best": "0.9",
         "rule_certain": "True",
     }  # fmt: skip
