@@ -224,9 +224,10 @@ def transfer_of(policy: Any, model: ModelSpec, machine: HardwareProfile, curve: 
     ``own``: pageable copies where the policy maps the file at its engine's costs, else pinned ones.
     """
     own = policy.transfer(model) if hasattr(policy, "transfer") else None
-    if curve == OWN:
-        curve = machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
-    return Copies(curve, chunk) if own is None else Copies(*own)
+    mapped = machine.machine.get("copies", "pinned") if getattr(policy, "mmap", False) else "pinned"
+    if own is None:
+        return Copies(mapped if curve == OWN else curve, chunk)
+    return Copies(*own)._replace(kind=mapped) if hasattr(policy, "mmap") else Copies(*own)
 
 
 def why_not(written: str, machine: HardwareProfile) -> str | None:

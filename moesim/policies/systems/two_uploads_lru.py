@@ -150,7 +150,7 @@ class TwoUploadsLru(FilledBetweenSteps):
 
     def transfer(self, model: ModelSpec) -> Copies:
         """Return copies of which each matrix is waited for."""
-        return Copies("pageable" if self.mmap else "pinned", syncs=3)
+        return Copies(syncs=3)
 
     @property
     def listens(self) -> frozenset[type]:
