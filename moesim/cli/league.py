@@ -96,7 +96,7 @@ _HEAD = (
     "certain",
     "best rule, if built",
     "over the engine",
-    "certain ",
+    "among rules",
 )
 
 
