@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,9 +42,10 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n".join([*found, *counted])
 
 
-def _counts(rows: Iterable[Row], kind: str) -> str:
+def _counts(rows: Sequence[Row], kind: str) -> str:
     """Write who is the best of a kind in how many cells, and in how many of these that is certain."""
-    columns = [(phase, batch) for phase in ("decode", "prompt") for batch in ("1", "4", "16")]
+    batches = sorted({row["batch_size"] for row in rows}, key=int)
+    columns = [(phase, batch) for phase in ("decode", "prompt") for batch in batches]
     won: dict[str, dict[tuple[str, str], list[bool]]] = {}
     for row in rows:
         if name := row[f"{kind}best"]:
