@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from moesim.hardware.types import Copies as Copies
+from moesim.core.copies import Copies as Copies
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

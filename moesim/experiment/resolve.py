@@ -38,8 +38,8 @@ from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.compose import drawn, select
 
 if TYPE_CHECKING:
+    from moesim.core.copies import Copies
     from moesim.hardware import HardwareProfile
-    from moesim.hardware.types import Copies
     from moesim.model import ModelSpec
     from moesim.trace import Trace
 

@@ -18,6 +18,7 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from moesim.core.copies import Copies
 from moesim.core.units import as_share, ceil_div, format_size, parse_bytes, slots_of, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import ConfigError, InputError, unknown_name
@@ -26,7 +27,6 @@ from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.hardware.engines import transfer_of
 from moesim.hardware.read import flatten, is_number
-from moesim.hardware.types import Copies
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class

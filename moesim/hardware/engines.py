@@ -19,12 +19,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from moesim.core.copies import Copies
 from moesim.core.gate import YAML, read_text
 from moesim.core.limits import COMPUTE, CORES
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import described, failures, read_yaml, refusal, with_sources
 from moesim.hardware.schema import PARTS, Launches, Points, Share, Strict, Time
-from moesim.hardware.types import OPERATIONS, Copies, HardwareProfile
+from moesim.hardware.types import OPERATIONS, HardwareProfile
 from moesim.model import ModelSpec
 
 MACHINE: Final = "machine"

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from moesim.core.table import Facts
 from moesim.core.units import format_bytes
@@ -28,14 +28,6 @@ OPERATIONS: Mapping[str, str] = {
 """What an engine's code may do on the host for a cache, once each."""
 
 TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights over a link
-
-
-class Copies(NamedTuple):
-    """How a system copies weights."""
-
-    kind: str = "pinned"  # one of `TRANSFERS`
-    piece: int | None = None  # bytes of a piece of a copy; None: in one
-    syncs: int = 0  # times that the host waits for the GPU during one copy of an expert
 
 
 def weakest(labels: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from moesim.cli.main import main
 from moesim.experiment.config import Config
 from moesim.hardware.schema import ProfileFile, Sourced
+from moesim.hardware.types import OPERATIONS
 from moesim.model import ModelSpec
 from moesim.policies.options import options_of
 from moesim.policies.registry import POLICIES, policy_class
@@ -69,6 +70,7 @@ def machine() -> dict[str, Any]:
     apart = {key: value for key, value in linear.items() if key != "read_bytes_per_s"} | {"read_share": number(0.5)}
     raw["devices"]["core2"] = {**raw["devices"]["core1"], "cores": [3], "expert_cost": apart}
     raw["host_expert_us"] = number(1.0)
+    raw["host_us"] = {operation: number(1.0) for operation in OPERATIONS}
     return raw
 
 

@@ -27,7 +27,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "hardware": 5_082,  # with model 4,000; machines from parts and pastes; what engines do on the host
     "model": 2_925,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
     "engine": 2_738,  # 1,800; kernels of more rows; work of the host
-    "core": 2_056,  # 1,100; bytes of a paste
+    "core": 2_069,  # 1,100; bytes of a paste; how systems copy
     "testing": 3_578,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
     "report": 892,
     TOP: 1_093,  # nearest names

@@ -22,4 +22,4 @@ def test_a_cell_says_what_undoes_its_order_and_how_fast_the_best_rule_is():
     found = tables([cell, cell | {"phase": "prompt", "speed": "4", "certain": "True", "undone_by": ""}])
     assert "| a | m | x 12.3, x1.20 rc; r x0.90 |" in found
     assert "| a | m | **x** 0.25 s, x1.20; r x0.90 |" in found
-    assert "| `x` | 1 (0) |  |  | 1 (1) |  |  |" in found
+    assert "| `x` | 1 (0) | 1 (1) |" in found

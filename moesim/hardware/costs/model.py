@@ -11,6 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from moesim.core.copies import Copies
 from moesim.core.limits import CHUNKS
 from moesim.core.units import NS_PER_S, ceil_div, format_bytes
 from moesim.errors import HardwareError, unknown_name
@@ -30,7 +31,6 @@ from moesim.hardware.costs.provenance import Ledger, Unfitting, expert_curves, p
 from moesim.hardware.types import (
     OPERATIONS,
     TRANSFERS,
-    Copies,
     CostCurve,
     Device,
     ExpertCost,
