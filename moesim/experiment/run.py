@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from moesim.metrics import Value
 
 
-_LONG_S = 10.0  # of runs whose time is told before they begin
+_LONG_S = 10.0  # of runs whose time is reported before they begin
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ def run_experiment(
         if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
             say(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
-        told = _Told(bar or stack.enter_context(Progress(n_steps, enabled=progress)), len(missing))
+        shown = _Shown(bar or stack.enter_context(Progress(n_steps, enabled=progress)), len(missing))
         if pool is None:
-            new = _here(experiment, missing, kept, told, execution, examine)
+            new = _here(experiment, missing, kept, shown, execution, examine)
         else:
-            new = _elsewhere(experiment, missing, kept, told, pool, _Known(experiment, store, keys, kept), folder, examine)
+            new = _elsewhere(experiment, missing, kept, shown, pool, _Known(experiment, store, keys, kept), folder, examine)
         for spec, outcome in new:
             outcome.row.update(key=keys[spec.index], group=spec.group)
             if store is not None and outcome.failure is None:
@@ -211,7 +211,7 @@ class _Known:
         return Outcome(row, machine, records, split)
 
 
-class _Told:
+class _Shown:
     def __init__(self, bar: Progress, n_runs: int) -> None:
         self.bar, self._n_runs, self._n_done, self._n_failed = bar, n_runs, 0, 0
 
@@ -230,28 +230,28 @@ def _here(
     experiment: Experiment,
     specs: Sequence[RunSpec],
     kept: Mapping[int, Kept],
-    told: _Told,
+    shown: _Shown,
     execution: Execution,
     examine: Examine | None,
 ) -> Iterator[tuple[RunSpec, Outcome]]:
     for spec in specs:
-        told.doing(spec)
-        begun, n_steps = told.bar.done, len(experiment.workload(spec).steps)
+        shown.doing(spec)
+        begun, n_steps = shown.bar.done, len(experiment.workload(spec).steps)
         outcome = run_one(
-            experiment, spec, keep=kept[spec.index], progress=told.bar.step, execution=execution,
+            experiment, spec, keep=kept[spec.index], progress=shown.bar.step, execution=execution,
             examine=examine,
         )  # fmt: skip
-        told.done(spec, outcome, begun + n_steps - told.bar.done)  # a failed run has not told all its steps
+        shown.done(spec, outcome, begun + n_steps - shown.bar.done)  # a failed run has not reported all its steps
         yield spec, outcome
 
 
 def _elsewhere(
-    experiment: Experiment, specs: Sequence[RunSpec], kept: Mapping[int, Kept], told: _Told, pool: Pool, known: _Known,
+    experiment: Experiment, specs: Sequence[RunSpec], kept: Mapping[int, Kept], shown: _Shown, pool: Pool, known: _Known,
     folder: Path | None, examine: Examine | None,
 ) -> Iterator[tuple[RunSpec, Outcome]]:  # fmt: skip
     with work_of(experiment, folder) as make:
         for spec, outcome in outcomes_of(specs, lambda spec: make(spec, kept[spec.index], examine), pool, known.now):
-            told.done(spec, outcome, len(experiment.workload(spec).steps))
+            shown.done(spec, outcome, len(experiment.workload(spec).steps))
             yield spec, outcome
 
 

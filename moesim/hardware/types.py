@@ -21,11 +21,11 @@ OPERATIONS: Mapping[str, str] = {
     "readback": "bring a layer's chosen experts to the host before it decides",
     "split": "enter and leave a layer's part on the CPU that has nothing to compute",
     "handover": "ask a helper thread to compute experts, and see that it is done",
-    "sync": "wait for one copy from page-locked memory",
-    "sync_pageable": "wait for one copy from pageable memory",
+    "sync": "wait once more during a copy from page-locked memory",
+    "sync_pageable": "wait once more during a copy from a mapped file or other pageable memory",
     "table": "write a slot's new owner to the GPU after an upload",
 }
-"""What an engine's code may do on the host for a cache, once each."""
+"""Operations of an engine's code on the host for a cache; an engine profile has the time of one."""
 
 TRANSFERS = ("pinned", "pageable", "chunked")  # kinds of transfer of weights over a link
 

@@ -46,7 +46,7 @@ TERMS: Final = (
     ("a miss", "ms", 0.0386, 0.0336, 0.0469),
     ("an upload", "ms", 0.0256, 0.0212, 0.0306),
 )
-"""What the line says, with intervals of 95 %."""
+"""Terms of the measured line, each with its 95 % interval."""
 
 
 def experiment(policies: Sequence[Mapping[str, Any]], slots: Sequence[int], seeds: Sequence[int], tokens: int) -> dict[str, Any]:

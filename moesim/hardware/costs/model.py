@@ -183,8 +183,8 @@ class CostModel:
         return pair
 
     def _with_link(self, pair: Pair, link: Link) -> Pair:
-        waiting = self._waiting_ns(link)
-        reading = Fraction(ns := copy_ns(link.curves[self.transfer], self.model.expert_bytes(0)), max(1, ns + waiting))
+        ns = copy_ns(link.curves[self.transfer], self.model.expert_bytes(0))
+        reading = Fraction(ns, max(1, ns + self._waiting_ns(link)))
         a, b = pair.a_rate_ppm, pair.b_rate_ppm
         if link.name == pair.a:
             return replace(pair, b_rate_ppm=FULL_PPM - round((FULL_PPM - b) * reading))
