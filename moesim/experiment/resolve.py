@@ -32,7 +32,7 @@ from moesim.hardware.engines import MACHINE, OWN, check_engine
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
-from moesim.policies.user_code import foreign, sources_digest
+from moesim.policies.user_code import foreign, sources_digest, would_import
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.compose import drawn, select
@@ -100,7 +100,10 @@ class Experiment:
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
         if not imports:
-            self.not_imported = {policy_label(p.policy): entries[repr(p.policy)] for p in points if foreign(p.policy)}
+            for point in points:
+                if foreign(point.policy) and (label := policy_label(point.policy)) not in self.not_imported:
+                    self.not_imported[label] = entry = entries[repr(point.policy)]
+                    would_import(point.policy, entry)  # refuses a name that nothing has, before routing is read or made up
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
         with noting({} if small is None else small.texts) as texts:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]

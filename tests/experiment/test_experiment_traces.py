@@ -35,6 +35,17 @@ def test_the_trace_is_made_as_asked_and_named_after_it():
     assert name == "synthetic-mixtral-8x7b-2x6+5-seed0"
 
 
+def test_a_policy_that_does_not_exist_is_refused_before_routing_is_made_up(monkeypatch: pytest.MonkeyPatch):
+    def never(*_: Any) -> None:
+        raise AssertionError("made up")
+
+    monkeypatch.setattr("moesim.experiment.resolve.read_trace", never)
+    raw = {"model": "mixtral-8x7b", "hardware": "rtx3090-epyc7532", "trace": MADE, "cache": {"ratio": 0.25}}
+    config = parse_config(raw | {"policies": ["lru", "/"]}, "a.yaml")
+    with pytest.raises(ConfigError, match=r"a.yaml: policies\[1\]: unknown policy '/'"):
+        Experiment(config, "a.yaml", imports=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
