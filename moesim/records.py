@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moesim.core.record_table import RecordTable
+from moesim.serving.steps import Served
 
 
 class TaskRecord(NamedTuple):
@@ -143,7 +144,7 @@ class Records:
     """All records of one run, in the order in which they were completed.
 
     ``used_fetches`` holds the numbers of the fetches whose copy some Run read; ``makespan_ns`` is the end of the last step.
-    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool). Of a long run only the
+    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool). ``served`` is what became of requests that arrived. Of a long run only the
     records of the first steps may be kept: ``first_steps`` says of how many; None: of all.
     """
 
@@ -161,6 +162,7 @@ class Records:
     peak_bytes: dict[str, int] = field(default_factory=dict)
     pool_peak_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     makespan_ns: int = 0
+    served: Served | None = None
     first_steps: int | None = None
 
     def clear(self) -> None:

@@ -22,6 +22,7 @@ from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Placement, Policy, View
 from moesim.records import Records
+from moesim.serving.steps import Serving
 from moesim.trace.workload import Workload
 
 if TYPE_CHECKING:
@@ -157,7 +158,10 @@ def simulate(
             model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(), policy_name,
             *more,
         )  # fmt: skip
-        return _ENGINES[by](state)
+        found = _ENGINES[by](state)
+        if isinstance(state.steps, Serving):
+            found.served = state.steps.served()
+        return found
 
     records = play(name, policy, progress, None if verified else sink, piece, placed)
     if again is not None:

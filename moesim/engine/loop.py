@@ -58,7 +58,7 @@ def flush(state: State) -> None:
     instant = state.instant
     while True:
         taken = take_in(state)
-        visit = state.forward.visit
+        visit = None if state.forward is None else state.forward.visit  # none: the first request has not arrived
         if visit is not None and visit.open <= 0:  # below 0: Runs name more rows than slots are open, which is refused
             steps.end_layer(state, visit)
         elif instant.goes_on is not None:

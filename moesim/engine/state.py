@@ -20,7 +20,9 @@ from moesim.hardware.types import Device, Link
 from moesim.model import ModelSpec
 from moesim.policy import DEMAND, PREFETCH, Placement, Policy, View
 from moesim.records import Records
+from moesim.serving.steps import Serving
 from moesim.trace.workload import MicroBatch, Step, Workload
+from moesim.trace.workload.compose import InOrder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -336,7 +338,7 @@ class State:
     # What goes on.
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
-    steps: Iterator[Step] = field(init=False)
+    steps: InOrder | Serving = field(init=False)
     listens: frozenset[type] = field(init=False)
     records: Records = field(default_factory=Records)
     task_numbers: Iterator[int] = field(default_factory=lambda: count(1))  # the submission order on lanes
@@ -349,7 +351,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.policy_name = self.policy_name or type(self.policy).__name__
-        self.steps, self.listens = iter(self.workload.steps), self.policy.listens
+        self.steps, self.listens = self.workload.steps.begin(), self.policy.listens
 
     @property
     def step(self) -> Step:

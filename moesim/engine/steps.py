@@ -127,9 +127,12 @@ def dense_ns(state: State, layer: int) -> int:
 # ------------------------------------------------------------------------------------------------------------------ steps
 def next_step(state: State) -> None:
     """Begin the next step; after the last the run is over, whatever is still in flight."""
-    step = next(state.steps, None)
+    step = state.steps.after(state.now)
     if step is None:
         state.over = True
+        return
+    if isinstance(step, int):  # no request is there before
+        state.carrier.after(step - state.now, lambda: setattr(state.instant, "goes_on", lambda: next_step(state)))
         return
     many = max(micro.n_rows for micro in step.micro) >= state.offload_from
     layout = state.layouts[-1 if many else 0]

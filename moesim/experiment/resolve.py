@@ -34,7 +34,8 @@ from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
 from moesim.policies.user_code import foreign, sources_digest, would_import
 from moesim.trace.made import trace_label
-from moesim.trace.workload import Workload, WorkloadSpec, compose
+from moesim.serving import ServedWorkload, composed
+from moesim.trace.workload import Workload, WorkloadSpec
 from moesim.trace.workload.compose import drawn, select
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Experiment:
         key = (written_key(spec.point.trace), asked, signals)
         if key not in self._workloads:
             try:
-                self._workloads[key] = compose(self.trace(spec), asked, require_signals=signals)
+                self._workloads[key] = composed(self.trace(spec), asked, require_signals=signals)
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]

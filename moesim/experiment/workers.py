@@ -35,7 +35,8 @@ from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import code_names
 from moesim.policies.user_code import sources_digest
 from moesim.trace import Trace, find_trace
-from moesim.trace.workload import Workload, WorkloadSpec, compose
+from moesim.serving import ServedWorkload, composed
+from moesim.trace.workload import Workload, WorkloadSpec
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
@@ -313,7 +314,7 @@ _traces: OrderedDict[str, Trace] = OrderedDict()  # of this process, by digest
 
 @lru_cache(maxsize=8)  # neighbours in a grid share them
 def _composed(trace: Trace, asked: WorkloadSpec, required: frozenset[str]) -> Workload:
-    return compose(trace, asked, require_signals=required)
+    return composed(trace, asked, require_signals=required)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ static void order_tasks(State &state) {
 /// Give Python's records all that has been completed and not been given yet.
 void hand_over(State &state, nb::object records) {
     nb::object module = nb::module_::import_("moesim.core.record_table"), coded = attr(module, "Coded"), lists = attr(module, "Lists");
-    static const char *const LANES[] = {"main", "side"}, *const REASONS[] = {"evict", "drop"}, *const PHASES[] = {"prefill", "decode"};
+    static const char *const LANES[] = {"main", "side"}, *const REASONS[] = {"evict", "drop"}, *const PHASES[] = {"prefill", "decode", "mixed"};
     Records &from = state.records;
     nb::object devices = names_of(state.devices), links = names_of(state.links), pools = nb::tuple(list_of(state.pool_names));
     nb::list widths = nb::list(list_of(state.weights.widths));
@@ -185,7 +185,7 @@ void hand_over(State &state, nb::object records) {
         using R = StepRecord;
         nb::dict to;
         to["begin"] = of(&R::begin), to["end"] = of(&R::end), to["step"] = of(&R::step);
-        to["phase"] = coded(of(&R::decode), words(PHASES)), to["batch"] = of(&R::batch), to["n_tokens"] = of(&R::n_tokens);
+        to["phase"] = coded(of(&R::phase), words(PHASES)), to["batch"] = of(&R::batch), to["n_tokens"] = of(&R::n_tokens);
         to["n_sequences"] = of(&R::n_sequences), to["gate_mass"] = of(&R::gate_mass);
         put("steps", to, of);
     }

@@ -68,7 +68,7 @@ struct LayerRecord {
 struct StepRecord {
     i64 begin, end, step, batch, n_tokens, n_sequences;
     double gate_mass;
-    std::uint8_t decode;
+    std::uint8_t phase;  // as in PHASES
 };
 
 struct MemoryRecord {

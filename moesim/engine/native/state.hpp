@@ -341,7 +341,7 @@ struct State {
     i64 task_numbers = 1, fetch_numbers = 1;
     nb::object step, phase;
     int step_index = 0, step_rows = 0, words = 1;
-    bool decoding = false;
+    bool decoding = false, mixed = false;
     std::vector<MicroBatch> micro;
     int mb = 0;  // micro-batch of the event being answered
     Visit *visit = nullptr;

@@ -61,7 +61,7 @@ static void read_step(State &state, nb::object step) {
     state.step_rows = int(int_attr(step, "n_tokens"));
     state.words = std::max(1, (state.step_rows + 63) / 64);
     state.phase = attr(step, "phase");
-    state.decoding = text(state.phase) == "decode";
+    state.decoding = text(state.phase) == "decode", state.mixed = text(state.phase) == "mixed";
     nb::object found = attr(step, "micro");
     Items micro(found.ptr());
     state.micro.clear();
@@ -88,13 +88,15 @@ static i64 leading_ns(State &state, DeviceState *device) {
 
 /// Begin the next step; after the last the run is over, and what is still in flight has no end in the records.
 void next_step(State &state) {
-    PyObject *next = PyIter_Next(state.steps.ptr());
-    if (!next) {
-        if (PyErr_Occurred()) throw nb::python_error();
+    nb::object step = ask(state, attr(state.steps, "after"), {num(state.now)});
+    if (step.is_none()) {
         state.over = true;
         return;
     }
-    nb::object step = nb::steal(next);
+    if (PyLong_Check(step.ptr())) {  // no request is there before
+        state.clock.after(state, as_int(step) - state.now, [&state] { state.goes_on = [&state] { next_step(state); }; });
+        return;
+    }
     read_step(state, step);
     state.n_groups = 0;
     state.future.assign(state.n_layers, nullptr);
@@ -125,7 +127,7 @@ static void end_step(State &state) {
         ask(state, attr(state.py.texts, "too_long"), {ref(state.twin), num(state.now), num(state.step_index)});
     auto of = [&](const char *name) { return int_attr(state.step, name); };
     state.records.steps.push_back({state.step_began, state.now, state.step_index, of("batch"), state.step_rows,
-                                   of("n_sequences"), state.gate_mass, state.decoding});
+                                   of("n_sequences"), state.gate_mass, std::uint8_t(state.decoding ? 1 : state.mixed ? 2 : 0)});
     state.last_end = state.now;
     report(state, STEP_END, named(state.py.event[STEP_END], num(state.step_index)));
     if (!state.progress.is_none()) ask(state, state.progress, {num(state.step_index)});

@@ -483,6 +483,10 @@ class Steps(Sequence["Step"]):
         self._most = None if may_keep(trace, n_rows, n_visits) else _FEW
         self._held: dict[int, _Shared] = {}
 
+    def begin(self) -> InOrder:
+        """Begin a run over them."""
+        return InOrder(iter(self))
+
     def __len__(self) -> int:
         return self._starts[-1]
 
@@ -520,6 +524,17 @@ class Steps(Sequence["Step"]):
         return _Shared(
             self._starts[number], self.stretches[number], self._requests, self._micro_batches, self._trace, self._most
         )  # fmt: skip
+
+
+class InOrder:
+    """Steps that are known from the start, one after another."""
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+
+    def after(self, now_ns: int) -> Step | None:
+        """Return the step that begins now; None: all is done."""
+        return next(self._steps, None)
 
 
 def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int | None) -> _T:

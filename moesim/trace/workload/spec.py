@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple
@@ -53,6 +54,23 @@ class WorkloadSpec:
     requests : None, "all" or sequence of int
         None: chosen with the seed. "all": every request that qualifies, in trace order. Or just these, in
         this order. With "all" or a list, the number of batches follows from it.
+    arrivals : str or None
+        A served workload: ``"poisson"``, or a file of requests with their times. Requests arrive while others are served, and
+        a scheduler makes the steps: see `moesim.serving`.
+    rate : float or None
+        Requests a second, on average; of a file, to which its times are scaled.
+    closed : int or None
+        A served workload of so many users, each of whom asks again once the answer is there.
+    think_s : float
+        Seconds between an answer and the user's next request.
+    n_requests : int or None
+        Requests of a served workload; None: all of the file, or 64.
+    answer_tokens : int or None
+        Tokens of each answer of a served workload; the first comes with the last row of the prompt.
+    until_s : float or None
+        Simulated seconds at which a served workload ends, whatever is left.
+    scheduler : str, mapping or None
+        Name of a scheduler, or that under ``name`` and its options.
 
     Raises
     ------
@@ -70,6 +88,14 @@ class WorkloadSpec:
     refill: bool = _asked(False, "refill", usual="False")
     reuse: Literal["shifted"] | None = _asked(None, "reuse")
     requests: str | tuple[int, ...] | list[int] | None = _asked(None, "requests")  # noqa: RUF009, it returns a field
+    arrivals: str | None = _asked(None, "arrivals")
+    rate: float | None = _asked(None, "requests/s")
+    closed: int | None = _asked(None, "users", least=1)
+    think_s: float | None = _asked(None, "think s")
+    n_requests: int | None = _asked(None, "requests in all", least=1)
+    answer_tokens: int | None = _asked(None, "answer", least=1)
+    until_s: float | None = _asked(None, "until s")
+    scheduler: str | dict[str, Any] | None = _asked(None, "scheduler")  # noqa: RUF009, it returns a field
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -92,6 +118,7 @@ class WorkloadSpec:
         if isinstance(self.requests, list):
             object.__setattr__(self, "requests", tuple(self.requests))
         self._check_requests()
+        self._check_served()
 
     def _check_requests(self) -> None:
         if self.requests is None:
@@ -109,12 +136,58 @@ class WorkloadSpec:
         if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
+    def _check_served(self) -> None:
+        if isinstance(self.scheduler, dict):
+            object.__setattr__(self, "scheduler", json.dumps(self.scheduler))
+        given = [name for name in SERVED if getattr(self, name) is not None]
+        if not self.served:
+            if given:
+                raise WorkloadError(
+                    f"workload.{given[0]}: expected it next to arrivals or closed, which make a served workload, got neither; add one"
+                )
+            return
+        for name in ("rate", "think_s", "until_s"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf") and (value or name == "think_s")):
+                raise WorkloadError(f"workload.{name}: expected a positive number, got {value!r}")
+        if self.arrivals is not None and self.closed is not None:
+            raise WorkloadError("workload: expected arrivals or closed, got both; leave one out")
+        if self.arrivals == "poisson" and self.rate is None:
+            raise WorkloadError("workload.rate: expected requests a second next to arrivals: poisson, got none; add it")
+        if self.closed is not None and self.rate is not None:
+            raise WorkloadError("workload.rate: expected it next to arrivals, got it next to closed, where users set the rate")
+        for name in ("decode_tokens", "micro_batches", "prefill_chunk", "refill", "requests", "n_batches", "batch_size"):
+            default = WorkloadSpec.__dataclass_fields__[name].default
+            if getattr(self, name) != default:
+                remedy = {"decode_tokens": "use answer_tokens", "batch_size": "use closed, or options of the scheduler"}
+                raise WorkloadError(
+                    f"workload.{name}: expected nothing in a served workload, got {getattr(self, name)!r}; "
+                    f"{remedy.get(name, 'use options of the scheduler')}"
+                )
+
+    @property
+    def served(self) -> bool:
+        """Whether requests arrive, instead of being there in batches."""
+        return self.arrivals is not None or self.closed is not None
+
+    @property
+    def scheduler_options(self) -> dict[str, Any]:
+        """Name and options of the scheduler."""
+        written = self.scheduler or "llama-server"
+        return json.loads(written) if isinstance(written, str) and written.startswith("{") else {"name": written}
+
     @property
     def size(self) -> Size:
         """How much it takes of a trace, if requests are chosen with the seed."""
         return size_of(vars(self))
 
 
+SERVED: Final = ("rate", "think_s", "n_requests", "answer_tokens", "until_s", "scheduler")
+"""Parameters of a served workload alone."""
+REQUESTS = 64
+"""Requests of a served workload that does not say how many."""
+_ROUTED = 32  # requests whose routing is made up for a served workload; others read them from other places
+_ANSWER = 128
 LEAST: Final[Mapping[str, int]] = {
     one.name: one.metadata["least"] for one in fields(WorkloadSpec) if one.metadata["least"] is not None
 }
@@ -124,10 +197,14 @@ _MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.defa
 
 def size_of(asked: Mapping[str, Any]) -> Size:
     """Compute how much a workload takes of a trace, by its parameters."""
+    if asked.get("arrivals") is not None or asked.get("closed") is not None:
+        return Size(min(asked.get("n_requests") or REQUESTS, _ROUTED), asked["prompt_tokens"], asked.get("answer_tokens") or _ANSWER)
     return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
 
 
 def shortened(asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Ask for one batch that decodes no more than so many tokens."""
+    if asked.get("arrivals") is not None or asked.get("closed") is not None:
+        return {**asked, "n_requests": 2, "answer_tokens": min(asked.get("answer_tokens") or tokens, tokens)}
     wanted = asked["decode_tokens"]
     return {**asked, "decode_tokens": tokens if wanted is None else min(wanted, tokens), "n_batches": 1}

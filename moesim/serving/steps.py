@@ -1,0 +1,312 @@
+"""A served workload: steps that a scheduler makes while the run goes on, and what became of each request."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from moesim.errors import WorkloadError
+from moesim.serving.requests import Request, RequestRecord, Routing
+from moesim.trace.workload.compose import REUSE_SHIFTED, MicroBatch, look_up
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.serving.arrivals import Arrival, Source
+    from moesim.serving.scheduler import Rows, Scheduler
+    from moesim.trace import Trace
+    from moesim.trace.workload import WorkloadSpec
+
+MIXED = "mixed"
+_GOLDEN = 40_503  # 2^16 over the golden ratio: copies of a recorded request begin as far from each other as can be
+
+
+class ServedStep:
+    """One pass of the rows that a scheduler chose; as `moesim.trace.workload.Step`."""
+
+    batch = 0
+
+    def __init__(self, index: int, rows: Sequence[Rows], samples: int, kv_tokens: int, n_active: int, trace: Trace) -> None:
+        self.index = index
+        self.kv_tokens, self.n_active = kv_tokens, n_active
+        self.n_sequences = samples
+        counts = [one.n for one in rows]
+        self.sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
+        decodes = [one.request.decodes for one in rows]
+        self.phase = "decode" if all(decodes) else MIXED if any(decodes) else "prefill"
+        self.last_chunk = self.phase != "prefill" or samples > 0
+        self.n_tokens = sum(counts)
+        numbers = np.array([one.request.number for one in rows], np.int32)
+        self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
+        self.rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
+        self.begins = tuple(one.request.number for one in rows if not one.request.computed)
+        self.ends = tuple(
+            one.request.number for one in rows
+            if one.request.computed + one.n == one.request.known and one.request.generated + 1 == one.request.answer
+        )  # fmt: skip
+        self._trace = trace
+
+    @property
+    def work2(self) -> int:
+        return sum(n * (2 * context + n) for n, context in self.sequences)
+
+    @property
+    def n_micro(self) -> int:
+        return 1
+
+    @cached_property
+    def micro(self) -> tuple[MicroBatch, ...]:
+        (found,) = look_up(self._trace, self.rows[None], [self.n_tokens])
+        return (MicroBatch(0, self.n_tokens, self.work2, self.n_sequences, *found),)
+
+
+class Served(NamedTuple):
+    """What became of the requests of a run."""
+
+    requests: list[RequestRecord]
+    gaps: array[int]  # ns between the tokens of one request, of all requests one after another
+    queue_ns: int  # requests that wait for their first step, times ns: their mean number is this over the run's length
+    inside_ns: int  # requests that have arrived and have not ended, likewise
+    slots_ns: int  # requests that the scheduler has admitted, likewise
+    unfinished: int
+    end_ns: int
+
+
+class Serving:
+    """One run of a served workload; the engine asks it for each step."""
+
+    def __init__(self, workload: ServedWorkload) -> None:
+        self._trace, self._source = workload.trace, workload.make_source()
+        self._scheduler: Scheduler = copy.deepcopy(workload.scheduler)
+        self._route = workload.route
+        self._end_ns = workload.end_ns
+        self._passes: list[list[Rows]] = []  # of the present step that have not begun
+        self._present: list[Rows] = []
+        self._rows: list[Rows] = []
+        self._index = 0
+        self._open: dict[int, Request] = {}
+        self._since = 0
+        self._n_started = 0
+        self._done: list[RequestRecord] = []
+        self._gaps = array("q")
+        self._queue_ns = self._inside_ns = self._slots_ns = 0
+        self._now = 0
+        self._arrived = 0
+
+    def after(self, now_ns: int) -> ServedStep | int | None:
+        """Return the step that begins now, or when to ask again; None: all is done."""
+        if self._present:
+            for one in self._present:
+                one.request.computed += one.n
+            self._present = []
+            if not self._passes:
+                self._sample(now_ns)
+        if self._passes:
+            return self._begin(self._passes.pop(0), now_ns)
+        self._count(now_ns)
+        if self._end_ns is not None and now_ns >= self._end_ns:
+            return self._finish()
+        self._arrive(now_ns)
+        scheduler = self._scheduler
+        rows = list(scheduler.plan(now_ns))
+        if not rows:
+            following = self._source.next_ns()
+            if following is None and self._open:
+                raise WorkloadError(
+                    f"workload.scheduler: {scheduler.name} has {len(self._open)} requests and runs none of them; give it more KV cache"
+                )
+            if following is not None and self._end_ns is not None:
+                following = min(following, self._end_ns)
+            return self._finish() if following is None else following
+        self._rows = rows
+        self._passes = list(_passes(rows, scheduler.pass_rows))
+        return self._begin(self._passes.pop(0), now_ns)
+
+    def _finish(self) -> None:
+        if not self._index:
+            refused = sum(record.refused for record in self._done)
+            raise WorkloadError(
+                f"workload: expected a request that can be served, got none: {refused} are longer than the "
+                f"{self._scheduler.longest_possible:,} tokens that {self._scheduler.name} has room for, the others had not arrived "
+                f"at the end; give it more KV cache or time"
+            )
+
+    def _begin(self, rows: list[Rows], now_ns: int) -> ServedStep:
+        samples = 0
+        for request, n in rows:
+            if request.start_ns < 0:
+                request.start_ns = now_ns
+                self._queue_ns += now_ns - request.arrival_ns
+            samples += request.computed + n == request.known
+        scheduler = self._scheduler
+        step = ServedStep(self._index, rows, samples, scheduler.capacity, scheduler.most_requests, self._trace)
+        self._index += 1
+        self._present = rows
+        return step
+
+    def _sample(self, now_ns: int) -> None:
+        """Count the tokens that come at the end of a step; requests that have all of theirs leave."""
+        for request, _ in self._rows:
+            if request.computed != request.known:
+                continue
+            request.generated += 1
+            if request.first_ns < 0:
+                request.first_ns = now_ns
+            else:
+                self._gaps.append(now_ns - request.last_ns)
+            request.last_ns = now_ns
+            if request.over:
+                self._scheduler.leave(request)
+                self._source.ended(request, now_ns)
+                self._count(now_ns)
+                del self._open[request.number]
+                self._done.append(request.record())
+        self._rows = []
+
+    def _arrive(self, now_ns: int) -> None:
+        while (ns := self._source.next_ns()) is not None and ns <= now_ns:
+            arrival = self._source.take()
+            request = self._request(arrival)
+            if request.prompt + request.answer > self._scheduler.longest_possible:
+                request.refused = 1
+                self._done.append(request.record())
+                self._source.ended(request, arrival.ns)
+                continue
+            self._open[request.number] = request
+            self._inside_ns += now_ns - arrival.ns
+            self._scheduler.add(request)
+
+    def _request(self, arrival: Arrival) -> Request:
+        number, self._arrived = self._arrived, self._arrived + 1
+        return Request(number, arrival.ns, arrival.prompt, arrival.answer, self._route(number), arrival.user, arrival.blocks)
+
+    def _count(self, now_ns: int) -> None:
+        """Add up who was there since the last change."""
+        self._inside_ns += len(self._open) * (now_ns - self._now)
+        self._slots_ns += self._scheduler.n_running * (now_ns - self._now)
+        self._now = now_ns
+
+    def served(self) -> Served:
+        """Return what became of all requests so far."""
+        left = list(self._open.values())
+        waited = sum(self._now - request.arrival_ns for request in left if request.start_ns < 0)
+        records = sorted(self._done + [request.record() for request in left])
+        return Served(records, self._gaps, self._queue_ns + waited, self._inside_ns, self._slots_ns, len(left), self._now)
+
+
+def _passes(rows: Sequence[Rows], most: int | None) -> Iterator[list[Rows]]:
+    """Cut the rows of a step into passes of so many rows at most."""
+    if most is None:
+        yield list(rows)
+        return
+    present: list[Rows] = []
+    room = most
+    for one in rows:
+        left = one.n
+        while left:
+            n = min(left, room)
+            present.append(one._replace(n=n))
+            left, room = left - n, room - n
+            if not room:
+                yield present
+                present, room = [], most
+    if present:
+        yield present
+
+
+class ServedSteps:
+    """Steps that are known only as the run goes on; what a workload's steps must say beforehand, as far as it is known."""
+
+    def __init__(self, workload: ServedWorkload) -> None:
+        trace = workload.trace
+        self.shape = trace.n_layers, trace.n_experts, trace.top_k
+        self._workload = workload
+
+    def begin(self) -> Serving:
+        return Serving(self._workload)
+
+    def __len__(self) -> int:
+        """Steps if all slots were always full: no run has fewer."""
+        found = self._workload
+        rows = found.n_requests * found.longest
+        return max(1, rows // max(1, found.scheduler.most_rows), found.n_requests * found.answer // found.scheduler.most_requests)
+
+    @property
+    def n_tokens(self) -> NDArray[np.int64]:
+        found = self._workload
+        each = max(1, found.n_requests * found.longest // len(self))
+        return np.full(len(self), each, np.int64)
+
+    def of_prefill(self) -> Iterator[ServedStep]:
+        return iter(())
+
+
+@dataclass(frozen=True, eq=False)
+class ServedWorkload:
+    """Requests that arrive, a scheduler, and the routing that they read; takes the place of `moesim.trace.workload.Workload`."""
+
+    spec: WorkloadSpec
+    trace: Trace
+    scheduler: Scheduler
+    make_source: Callable[[], Source]
+    n_requests: int  # at most
+    longest: int  # tokens of the longest
+    answer: int  # tokens of the longest answer
+    end_ns: int | None
+    order: tuple[int, ...]  # requests of the trace, in the order in which they are read
+    labels: tuple[str, ...]
+    served: bool = field(default=True, init=False)
+
+    @cached_property
+    def steps(self) -> ServedSteps:
+        return ServedSteps(self)
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        return self.order
+
+    @property
+    def label(self) -> str:
+        return ", ".join(self.labels)
+
+    @property
+    def digest(self) -> str:
+        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.longest)
+
+    @property
+    def peak_requests(self) -> int:
+        return self.scheduler.most_requests
+
+    @property
+    def peak_kv_tokens(self) -> int:
+        return self.scheduler.capacity
+
+    def within(self, prompt_rows: int | None) -> WorkloadSpec:
+        """Return what was asked for: schedulers cut prompts themselves."""
+        return self.spec
+
+    def route(self, number: int) -> Routing:
+        """Return the rows of the trace that a request reads."""
+        table, n = self.trace.requests, len(self.order)
+        one, turn = self.order[number % n], number // n * _GOLDEN % 65_536
+        first, n_prompt, n_decode = int(table.first_row[one]), int(table.n_prompt[one]), int(table.n_decode[one])
+        prompt, decode = (first, n_prompt), (first + n_prompt, n_decode)
+        prompt, decode = (prompt if n_prompt else decode), (decode if n_decode else prompt)
+        return Routing(*prompt, turn * prompt[1] // 65_536, *decode, turn * decode[1] // 65_536)
+
+
+def shifted(labels: Sequence[str], *, wraps: bool) -> tuple[str, ...]:
+    return (*labels, *([REUSE_SHIFTED] if wraps else []))
