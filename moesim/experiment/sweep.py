@@ -33,6 +33,8 @@ from moesim.policies.registry import policy_class
 from moesim.policies.user_code import foreign
 from moesim.trace.made import no_more_than, trace_label
 from moesim.trace.predictors import PredictorSet
+from moesim.metrics.serving import measures
+from moesim.serving import ServedWorkload
 from moesim.trace.workload import WorkloadSpec
 from moesim.trace.workload.spec import shortened, size_of
 
@@ -217,6 +219,10 @@ class RunSpec:
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)
 
     def metrics(self, found: Summary, workload: Workload) -> dict[str, Value]:
+        if isinstance(workload, ServedWorkload):
+            row = found.row(warm_up_steps=self.point.warm_up_steps)
+            assert found.served is not None
+            return row | measures(found.served, workload.scheduler.most_requests, self.workload.limit_seconds)
         return found.row(steps=workload.steps.of_prefill(), warm_up_steps=self.point.warm_up_steps)
 
     def notes(self) -> list[str]:
@@ -239,7 +245,8 @@ class RunSpec:
             "trace": trace_label(self.point.trace),
         }
         asked = asdict(self.workload)
-        return row | self.point.row() | asked | {"requests": _json(asked["requests"])}
+        by = policy_label(self.workload.scheduler_options) if self.workload.served else None
+        return row | self.point.row() | asked | {"requests": _json(asked["requests"]), "scheduler": by}
 
     def asked(self) -> dict[str, Any]:
         """Return what a run's key hashes in addition to the contents of its inputs."""

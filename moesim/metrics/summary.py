@@ -20,6 +20,7 @@ from moesim.metrics.machine import Machine, machine_of
 from moesim.metrics.traffic import Traffic
 from moesim.metrics.utilisation import BusyTime, energy_j, utilisation
 from moesim.records import Records, StepRecord
+from moesim.serving.steps import Served
 
 Value = float | int | str | None
 
@@ -150,6 +151,7 @@ class Summary:
         self._traffic, self._tasks, self._gate_mass = Traffic(), Tasks(machine.kinds), GateMass()
         self._steps: list[RecordTable[StepRecord]] = []  # of the pieces so far
         self._decodes = np.zeros((2, 0), np.int64)  # number and end of decode steps whose time is not all explained
+        self.served: Served | None = None
         self._ends = Records()  # has sizes and times of the whole run, and no records
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
@@ -175,6 +177,7 @@ class Summary:
         self._traffic.add(records, settled_ns)
         self._tasks.add(records)
         self._gate_mass.add(records)
+        self.served = records.served or self.served
         self._ends.makespan_ns = max(self._ends.makespan_ns, records.makespan_ns)
         self._ends.peak_bytes.update(records.peak_bytes)
         self._ends.pool_peak_bytes.update(records.pool_peak_bytes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple
 
-from moesim.errors import WorkloadError
+from moesim.errors import WorkloadError, unknown_name
 
 
 def _asked(default: Any, word: str, *, least: int | None = None, head: str = "", usual: str = "") -> Any:
@@ -71,6 +71,8 @@ class WorkloadSpec:
         Simulated seconds at which a served workload ends, whatever is left.
     scheduler : str, mapping or None
         Name of a scheduler, or that under ``name`` and its options.
+    limits : mapping or None
+        Seconds within which a request is good: ``ttft_s``, ``tpot_s``, ``e2e_s``.
 
     Raises
     ------
@@ -96,6 +98,7 @@ class WorkloadSpec:
     answer_tokens: int | None = _asked(None, "answer", least=1)
     until_s: float | None = _asked(None, "until s")
     scheduler: str | dict[str, Any] | None = _asked(None, "scheduler")  # noqa: RUF009, it returns a field
+    limits: str | dict[str, Any] | None = _asked(None, "limits")  # noqa: RUF009, it returns a field
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -137,8 +140,9 @@ class WorkloadSpec:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
     def _check_served(self) -> None:
-        if isinstance(self.scheduler, dict):
-            object.__setattr__(self, "scheduler", json.dumps(self.scheduler))
+        for name in ("scheduler", "limits"):
+            if isinstance(value := getattr(self, name), dict):
+                object.__setattr__(self, name, json.dumps(value))
         given = [name for name in SERVED if getattr(self, name) is not None]
         if not self.served:
             if given:
@@ -150,6 +154,7 @@ class WorkloadSpec:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf") and (value or name == "think_s")):
                 raise WorkloadError(f"workload.{name}: expected a positive number, got {value!r}")
+        _ = self.limit_seconds  # checks them
         if self.arrivals is not None and self.closed is not None:
             raise WorkloadError("workload: expected arrivals or closed, got both; leave one out")
         if self.arrivals == "poisson" and self.rate is None:
@@ -177,13 +182,25 @@ class WorkloadSpec:
         return json.loads(written) if isinstance(written, str) and written.startswith("{") else {"name": written}
 
     @property
+    def limit_seconds(self) -> dict[str, float]:
+        """Seconds within which a request is good."""
+        found: Any = json.loads(self.limits) if isinstance(self.limits, str) else {}
+        for name, value in found.items():
+            if name not in LIMITS:
+                raise WorkloadError(f"workload.limits: {unknown_name('limit', name, LIMITS)}")
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise WorkloadError(f"workload.limits.{name}: expected positive seconds, got {value!r}")
+        return found
+
+    @property
     def size(self) -> Size:
         """How much it takes of a trace, if requests are chosen with the seed."""
         return size_of(vars(self))
 
 
-SERVED: Final = ("rate", "think_s", "n_requests", "answer_tokens", "until_s", "scheduler")
+SERVED: Final = ("rate", "think_s", "n_requests", "answer_tokens", "until_s", "scheduler", "limits")
 """Parameters of a served workload alone."""
+LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
 REQUESTS = 64
 """Requests of a served workload that does not say how many."""
 _ROUTED = 32  # requests whose routing is made up for a served workload; others read them from other places

@@ -1,0 +1,106 @@
+"""Measures of a served workload, as serving benchmarks define them: `docs/reference/metrics.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from moesim.core.units import NS_PER_S
+from moesim.errors import SimulationError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.serving.steps import Served
+
+PERCENTS: Final = (50, 90, 99)
+
+
+class Times(NamedTuple):
+    """Times of the requests that have their whole answer, ns, shape (n,) each."""
+
+    ttft: NDArray[np.int64]  # from arrival to the first token
+    tpot: NDArray[np.float64]  # mean between its tokens; 0 for an answer of one
+    e2e: NDArray[np.int64]  # from arrival to the last token
+    n_tokens: NDArray[np.int64]  # of the answer
+
+    @classmethod
+    def of(cls, served: Served) -> Times:
+        done = [one for one in served.requests if one.end >= 0]
+        arrival, first, end, n = (
+            np.array([getattr(one, name) for one in done], np.int64) for name in ("arrival", "first", "end", "generated")
+        )
+        return cls(first - arrival, (end - first) / np.maximum(n - 1, 1), end - arrival, n)
+
+    def good(self, limits: Mapping[str, float]) -> NDArray[np.bool_]:
+        """Whether each request keeps within all limits, in seconds."""
+        found = np.ones(len(self.ttft), bool)
+        for name, most in limits.items():
+            found &= getattr(self, name.removesuffix("_s")) <= most * NS_PER_S
+        return found
+
+
+def measures(served: Served, n_slots: int, limits: Mapping[str, float]) -> dict[str, float | int | None]:
+    """Summarise what became of the requests of a run.
+
+    Parameters
+    ----------
+    served : Served
+    n_slots : int
+        Requests that the scheduler has at once, at most.
+    limits : mapping of str to float, s
+        ``ttft_s``, ``tpot_s``, ``e2e_s``, as far as given; a request within all of them is good.
+
+    Returns
+    -------
+    dict of str to float, int or None
+        The keys of "Served requests" in `docs/reference/metrics.md`; percentiles are interpolated as NumPy does.
+
+    Raises
+    ------
+    SimulationError
+        If Little's law does not hold: time spent by all requests is not the number inside, added up over time.
+    """
+    check_little(served)
+    times, duration = Times.of(served), served.end_ns
+    row: dict[str, float | int | None] = {
+        "n_requests_arrived": len(served.requests), "n_requests_finished": len(times.e2e),
+        "n_requests_unfinished": served.unfinished, "n_requests_refused": sum(one.refused for one in served.requests),
+        "n_preemptions": sum(one.preempted for one in served.requests),
+    }  # fmt: skip
+    gaps = np.frombuffer(served.gaps, np.int64) if served.gaps else np.zeros(0, np.int64)
+    for name, values in (("ttft", times.ttft), ("tpot", times.tpot[times.n_tokens > 1]), ("itl", gaps), ("e2e", times.e2e)):
+        row[f"{name}_mean_ns"] = float(values.mean()) if len(values) else None
+        for percent in PERCENTS:
+            row[f"{name}_p{percent}_ns"] = float(np.percentile(values, percent)) if len(values) else None
+    per_s = NS_PER_S / duration if duration else 0.0
+    row |= {
+        "answer_tokens_per_s": sum(one.generated for one in served.requests) * per_s,
+        "requests_per_s": len(times.e2e) * per_s,
+        "goodput_per_s": int(times.good(limits).sum()) * per_s if limits else None,
+        "queue_mean": served.queue_ns / duration if duration else None,
+        "inside_mean": served.inside_ns / duration if duration else None,
+        "slots_used": served.slots_ns / (n_slots * duration) if duration else None,
+        "queue_at_last_arrival": queue_at_end(served),
+    }
+    return row
+
+
+def check_little(served: Served) -> None:
+    """Raise `SimulationError` unless the time spent inside is the number inside, added up."""
+    spent = sum((one.end if one.end >= 0 else served.end_ns) - one.arrival for one in served.requests if not one.refused)
+    if spent != served.inside_ns:
+        raise SimulationError(f"requests spent {spent} ns inside, and the number inside adds up to {served.inside_ns}; report it")
+
+
+def queue_at_end(served: Served) -> int:
+    """Count the requests that had no step yet when the last one arrived."""
+    last = max((one.arrival for one in served.requests), default=0)
+    return sum(not one.refused and (one.start < 0 or one.start > last) for one in served.requests)
+
+
+def grows(served: Served, n_slots: int) -> bool:
+    """Whether requests came faster than they were served: a fifth of all, and two for each slot, waited at the last arrival."""
+    return queue_at_end(served) > max(2 * n_slots, len(served.requests) / 5)
