@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
 from moesim.serving.steps import ServedWorkload
 from moesim.trace.workload import Workload, compose
 from moesim.trace.workload.compose import REUSE_SHIFTED
-from moesim.trace.workload.spec import REQUESTS
+from moesim.trace.workload.spec import ANSWER, PROMPT, REQUESTS
 
 if TYPE_CHECKING:
     from moesim.serving.arrivals import Source
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from moesim.trace.workload import WorkloadSpec
 
 __all__ = ["SCHEDULERS", "Request", "RequestRecord", "Rows", "Scheduler", "ServedWorkload", "composed", "make_scheduler"]
-
-PROMPT: Final = 512
-ANSWER: Final = 128
 
 
 def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload:
