@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from moesim.core.units import NS_PER_S
 from moesim.errors import WorkloadError
 from moesim.serving import schedulers as _  # noqa: F401, they register themselves
 from moesim.serving.arrivals import Arrival, Closed, Open, poisson, same
+from moesim.serving.drafts import read_drafts
 from moesim.serving.requests import Request, RequestRecord
 from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
 from moesim.serving.steps import ServedWorkload
@@ -73,9 +75,10 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
         times = poisson(spec.rate, n_requests, spec.seed)
         return Open(Arrival(ns, *one) for ns, one in zip(times, lengths, strict=False))
 
+    drafts = None if spec.drafts is None else read_drafts(json.loads(str(spec.drafts)))
     longest_decode = int(max(table.n_decode[i] for i in usable))
     wraps = n_requests > len(usable) or answer > longest_decode + 1
     return ServedWorkload(
         spec, (REUSE_SHIFTED,) if wraps else (), trace=trace, scheduler=scheduler, make_source=source, n_requests=n_requests,
-        longest=prompt + answer, answer=answer, end_ns=end_ns, order=order,
+        longest=prompt + answer, answer=answer, end_ns=end_ns, order=order, drafts=drafts,
     )  # fmt: skip
