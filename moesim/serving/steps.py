@@ -9,18 +9,18 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from moesim.errors import WorkloadError
 from moesim.serving.requests import Request, RequestRecord, Routing
-from moesim.trace.workload.compose import REUSE_SHIFTED, MicroBatch, look_up
+from moesim.trace.workload.compose import MicroBatch, look_up
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.serving.arrivals import Arrival, Source
+    from moesim.serving.arrivals import Arrival, Asked, Source
     from moesim.serving.scheduler import Rows, Scheduler
     from moesim.trace import Trace
     from moesim.trace.workload import WorkloadSpec
@@ -235,15 +235,16 @@ class ServedSteps:
 
     def __len__(self) -> int:
         """Steps if all slots were always full: no run has fewer."""
-        found = self._workload
-        rows = found.n_requests * found.longest
-        return max(1, rows // max(1, found.scheduler.most_rows), found.n_requests * found.answer // found.scheduler.most_requests)
+        asked, scheduler = self._workload.asked, self._workload.scheduler
+        return max(1, self._n_rows // max(1, scheduler.most_rows), int(asked.answer.sum()) // scheduler.most_requests)
+
+    @cached_property
+    def _n_rows(self) -> int:
+        return int((self._workload.asked.prompt + self._workload.asked.answer - 1).sum())
 
     @property
     def n_tokens(self) -> NDArray[np.int64]:
-        found = self._workload
-        each = max(1, found.n_requests * found.longest // len(self))
-        return np.full(len(self), each, np.int64)
+        return np.full(len(self), max(1, self._n_rows // len(self)), np.int64)
 
     def of_prefill(self) -> Iterator[ServedStep]:
         return iter(())
@@ -257,9 +258,7 @@ class ServedWorkload:
     trace: Trace
     scheduler: Scheduler
     make_source: Callable[[], Source]
-    n_requests: int  # at most
-    longest: int  # tokens of the longest
-    answer: int  # tokens of the longest answer
+    asked: Asked
     end_ns: int | None
     order: tuple[int, ...]  # requests of the trace, in the order in which they are read
     labels: tuple[str, ...]
@@ -271,7 +270,8 @@ class ServedWorkload:
 
     @property
     def requests(self) -> tuple[int, ...]:
-        return self.order
+        """Requests of the trace that are read, at most."""
+        return self.order[: len(self.asked)]
 
     @property
     def label(self) -> str:
@@ -279,12 +279,13 @@ class ServedWorkload:
 
     @property
     def digest(self) -> str:
-        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order}
+        file = self.asked.file.sha256 if self.asked.file is not None else None
+        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order, "file": file}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     @property
     def max_tokens(self) -> int:
-        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.longest)
+        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.scheduler.longest)
 
     @property
     def peak_requests(self) -> int:
@@ -307,6 +308,3 @@ class ServedWorkload:
         prompt, decode = (prompt if n_prompt else decode), (decode if n_decode else prompt)
         return Routing(*prompt, turn * prompt[1] // 65_536, *decode, turn * decode[1] // 65_536)
 
-
-def shifted(labels: Sequence[str], *, wraps: bool) -> tuple[str, ...]:
-    return (*labels, *([REUSE_SHIFTED] if wraps else []))
