@@ -33,7 +33,7 @@ __all__ = [
 
 def composed(
     trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset(), file: RequestFile | None = None
-) -> Workload | ServedWorkload:
+) -> Workload:
     """Compose what was asked for: batches that are there from the start, or requests that arrive.
 
     Parameters
@@ -48,7 +48,8 @@ def composed(
 
     Returns
     -------
-    Workload or ServedWorkload
+    Workload
+        Of requests that arrive a `ServedWorkload`.
 
     Raises
     ------
@@ -97,7 +98,10 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
     if file is not None and file.failed:
         labels.append(f"{file.failed} failed requests of {file.name} left out")
     labels += _refused(asked, scheduler)
-    return ServedWorkload(spec, trace, scheduler, source, asked, end_ns, tuple(order.tolist()), tuple(labels))
+    return ServedWorkload(
+        spec, tuple(labels), trace=trace, scheduler=scheduler, make_source=source, asked=asked, end_ns=end_ns,
+        order=tuple(order.tolist()),
+    )  # fmt: skip
 
 
 def _refused(asked: Asked, scheduler: Scheduler) -> Sequence[str]:
@@ -112,6 +116,5 @@ def _refused(asked: Asked, scheduler: Scheduler) -> Sequence[str]:
             f"workload.scheduler: expected room for a request, got {room} tokens of KV cache for one in {scheduler.name}; all "
             f"{len(long)} are longer, the first {first}; give it more"
         )
-    return [
-        f"{len(long)} of {len(asked)} requests refused, longer than the {room} tokens of KV cache for one: {first} is the first"
-    ]
+    refused = f"{len(long)} of {len(asked)} requests refused"
+    return [f"{refused} (longer than the {room} tokens of KV cache for one): first {first}"]

@@ -80,6 +80,11 @@ class Asked:
         return len(self.prompt)
 
     @property
+    def n_rows(self) -> int:
+        """Rows that are computed if nothing is computed twice: the last token of an answer is not."""
+        return int((self.prompt + self.answer - 1).sum())
+
+    @property
     def block(self) -> int:
         """Tokens of a block whose content is known; 0: no content is."""
         return self.file.block if self.file is not None else 0

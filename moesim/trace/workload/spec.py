@@ -68,7 +68,8 @@ class WorkloadSpec:
     n_requests : int or None
         Requests of a served workload, of a file the first; None: all of the file, or 64.
     answer_tokens : int or None
-        Tokens of each answer of a served workload, whatever ``lengths`` or a file says; the first comes with the last row of the prompt.
+        Tokens of each answer of a served workload, whatever ``lengths`` or a file says; the first comes with the last row of the
+        prompt.
     lengths : str, mapping or None
         Tokens of the requests of a served workload, unless ``prompt_tokens`` or ``answer_tokens`` says them: the path of a file,
         read round and round, or of ``prompt`` and ``answer`` the quantiles ``p50`` and ``p90`` of a lognormal distribution, which
@@ -154,13 +155,12 @@ class WorkloadSpec:
         given = [name for name in SERVED if getattr(self, name) is not None]
         if not self.served:
             if given:
-                raise WorkloadError(
-                    f"workload.{given[0]}: expected it next to arrivals or closed, which make a served workload, got neither; add one"
-                )
+                raise WorkloadError(f"workload.{given[0]}: expected arrivals or closed next to it, got neither; add one")
             return
         for name in ("rate", "burstiness", "think_s", "until_s"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf") and (value or name == "think_s")):
+            least = 0 if name == "think_s" else 1e-9
+            if value is not None and not (isinstance(value, int | float) and least <= value < float("inf")):
                 raise WorkloadError(f"workload.{name}: expected a positive number, got {value!r}")
         _ = self.limit_seconds  # checks them
         if self.arrivals is not None and self.closed is not None:
@@ -178,7 +178,7 @@ class WorkloadSpec:
         ):
             if getattr(self, name) is not None and not fits:
                 got = "closed" if self.arrivals is None else f"arrivals: {self.arrivals}"
-                raise WorkloadError(f"workload.{name}: expected it next to {where}, got it next to {got}; leave it out")
+                raise WorkloadError(f"workload.{name}: expected it next to {where}, got {got}; leave it out")
         for name in ("decode_tokens", "micro_batches", "prefill_chunk", "refill", "requests", "n_batches", "batch_size"):
             default = WorkloadSpec.__dataclass_fields__[name].default
             if getattr(self, name) != default:
@@ -203,13 +203,14 @@ class WorkloadSpec:
     @property
     def scheduler_options(self) -> dict[str, Any]:
         """Name and options of the scheduler."""
-        written = self.scheduler or "llama-server"
-        return json.loads(written) if isinstance(written, str) and written.startswith("{") else {"name": written}
+        written = str(self.scheduler or "llama-server")
+        found: dict[str, Any] = json.loads(written) if written.startswith("{") else {"name": written}
+        return found
 
     @property
     def limit_seconds(self) -> dict[str, float]:
         """Seconds within which a request is good."""
-        found: Any = json.loads(self.limits) if isinstance(self.limits, str) else {}
+        found: dict[str, float] = json.loads(self.limits) if isinstance(self.limits, str) else {}
         for name, value in found.items():
             if name not in LIMITS:
                 raise WorkloadError(f"workload.limits: {unknown_name('limit', name, LIMITS)}")
@@ -244,8 +245,8 @@ _MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.defa
 def size_of(asked: Mapping[str, Any]) -> Size:
     """Compute how much a workload takes of a trace, by its parameters."""
     if asked.get("arrivals") is not None or asked.get("closed") is not None:
-        n = min(asked.get("n_requests") or REQUESTS, _ROUTED)
-        return Size(n, asked["prompt_tokens"], asked.get("answer_tokens") or _ANSWER)
+        requests, answer = asked.get("n_requests") or REQUESTS, asked.get("answer_tokens") or _ANSWER
+        return Size(min(requests, _ROUTED), asked["prompt_tokens"], answer)
     return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
 
 
