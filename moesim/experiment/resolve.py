@@ -142,7 +142,7 @@ class Experiment:
         check_shape(trace, point.trace, model, place)
         try:
             workload = WorkloadSpec(**point.workload)
-            file = remembered(self._files, [workload.file, workload.n_requests], lambda: file_of(workload))
+            file = remembered(self._files, workload.file, lambda: file_of(workload))
         except WorkloadError as error:
             raise WorkloadError(f"{place}: {error}") from None
         name, ends = policy_label(point.policy), self._ends_of(point, machine, engine)

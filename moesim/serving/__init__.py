@@ -66,9 +66,9 @@ def file_of(spec: WorkloadSpec) -> RequestFile | None:
     """Read the file of requests that a workload names, if it does; WorkloadError names the key."""
     if spec.file is None:
         return None
-    key, name = spec.file
+    key, name, most = spec.file
     try:
-        return read_requests(name, spec.n_requests)
+        return read_requests(name, most)
     except WorkloadError as error:
         raise WorkloadError(f"workload.{key}: {error}") from None
 

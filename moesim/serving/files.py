@@ -26,7 +26,6 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -386,8 +385,8 @@ def _ns(one: _Read) -> int:
     try:
         if isinstance(one.time, str) and (date := _DATE.fullmatch(one.time)):
             day, clock, fraction, zone = date.groups()
-            moment = datetime.fromisoformat(f"{day}T{clock}{zone or '+00:00'}")
-            return int(moment.timestamp()) * NS_PER_S + int((fraction or "0").ljust(9, "0"))
+            seconds = int(np.datetime64(f"{day}T{clock}", "s").astype(np.int64)) - _offset_s(zone or "Z")
+            return seconds * NS_PER_S + int((fraction or "0").ljust(9, "0"))
         if isinstance(one.time, bool) or not isinstance(one.time, str | int | float):
             raise ValueError
         whole = isinstance(one.time, int) or (isinstance(one.time, str) and one.time.isdecimal())
@@ -397,6 +396,13 @@ def _ns(one: _Read) -> int:
         return round(found * one.unit)
     except (ValueError, OverflowError):
         raise _wrong(one.place, "a time as a number or a date", str(one.time)[:40] or "nothing", "correct it") from None
+
+
+def _offset_s(zone: str) -> int:
+    """Return by how much the clock of a time zone is ahead: ``Z``, or hours and minutes."""
+    if zone == "Z":
+        return 0
+    return (1 if zone[0] == "+" else -1) * (3600 * int(zone[1:3]) + 60 * int(zone[4:]))
 
 
 def _blocks(one: _Read, prompt: int, form: _Form, chains: dict[tuple[int, Any], int]) -> Sequence[int]:

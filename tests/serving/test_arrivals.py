@@ -88,7 +88,11 @@ def test_a_file_says_when_requests_come_and_how_long_they_are(trace: Trace, tabl
     while (ns := source.next_ns()) is not None:
         taken.append(source.take())
         assert taken[-1].ns == ns
-    assert [(one.ns, one.prompt, one.answer, one.blocks) for one in taken] == [(0, 6, 2, ()), (2 * S, 4, 2, ()), (10 * S, 5, 2, ())]
+    assert [(one.ns, one.prompt, one.answer, one.blocks) for one in taken] == [
+        (0, 6, 2, ()),
+        (2 * S, 4, 2, ()),
+        (10 * S, 5, 2, ()),
+    ]
 
 
 def test_blocks_of_a_prompt_come_with_it_unless_it_has_another_length(trace: Trace, tmp_path: Path):
@@ -141,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"arrivals": "poison", "rate": 1}, "workload.arrivals: poison: expected a file of requests, got No such file"),
     ({"arrivals": "FILE", "n_requests": 5}, "workload.n_requests: expected at most the 4 that .* has, got 5; lower it"),
     ({"arrivals": "LENGTHS"}, "expected times of arrival in .*, got lengths alone; set arrivals: poisson, rate and lengths: "),
-    ({"arrivals": "FILE", "lengths": "FILE"}, "workload.lengths: expected it next to closed or arrivals: poisson, for a file has"),
+    ({"arrivals": "FILE", "lengths": "FILE"}, "workload.lengths: expected it next to closed or arrivals: poisson, for a"),
     ({"arrivals": "FILE", "burstiness": 2}, "workload.burstiness: expected it next to arrivals: poisson, got arrivals: "),
     ({"closed": 2, "burstiness": 2}, "workload.burstiness: expected it next to arrivals: poisson, got closed"),
     ({"arrivals": "poisson", "rate": 1, "think_s": 2}, "workload.think_s: expected it next to closed, got arrivals: poisson"),
@@ -187,8 +191,13 @@ def test_a_result_says_what_was_read_of_the_trace_and_left_out(trace: Trace, tmp
 
 def test_a_request_that_never_fits_is_refused_by_its_number(trace: Trace, table: str):
     found = made(trace, arrivals=table, scheduler={"name": "llama-server", "parallel": 2, "kv_tokens": 18})
-    assert found.labels[-1] == "1 of 4 requests refused (longer than the 9 tokens of KV cache for one): first request 3 of 9 + 4 tokens"
-    with pytest.raises(WorkloadError, match="got 2 tokens of KV cache for one in llama-server; all 4 are longer, the first request 0 of"):
+    assert (
+        found.labels[-1]
+        == "1 of 4 requests refused (longer than the 9 tokens of KV cache for one): first request 3 of 9 + 4 tokens"
+    )
+    with pytest.raises(
+        WorkloadError, match="got 2 tokens of KV cache for one in llama-server; all 4 are longer, the first request 0 of"
+    ):
         made(trace, arrivals=table, scheduler={"name": "llama-server", "kv_tokens": 8})
 
 
@@ -244,4 +253,6 @@ def test_a_wrong_file_is_named_with_its_key_and_line(table: str, tmp_path: Path)
     Path(table).write_text(TABLE.replace("7,5", "1,5"))
     with pytest.raises(WorkloadError) as error:
         Experiment(parse_config(served(tmp_path, table), "e.yaml"), "e.yaml")
-    assert str(error.value).startswith(f"e.yaml: workload.arrivals: {table}:4: expected times that do not go backwards, got 1 after 3")
+    assert str(error.value).startswith(
+        f"e.yaml: workload.arrivals: {table}:4: expected times that do not go backwards, got 1 after 3"
+    )

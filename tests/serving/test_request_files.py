@@ -23,7 +23,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 00:00:00.009930+00:00,812,40
 2024-05-10 00:00:03+00:00,1490,12
-2024-05-10 01:00:03.90Z,95,300
+2024-05-09 23:00:03.90-02:00,95,300
 """
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,812,40\n3.75,1490,12\n4.4,95,300\n"
 BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -187,7 +187,8 @@ WRONG = {
     "sweep of guidellm": (json.dumps({"benchmarks": [{}, {}]}), "expected one benchmark of GuideLLM, got 2"),
     "summary of guidellm": (json.dumps({"benchmarks": [{"metrics": {}}]}), "expected the key benchmarks[0].requests.successful"),
     "request of guidellm": (
-        json.dumps({"benchmarks": [{"requests": {"successful": [{"prompt_tokens": 4}]}}]}), ": request 0: expected request_start_time",
+        json.dumps({"benchmarks": [{"requests": {"successful": [{"prompt_tokens": 4}]}}]}),
+        ": request 0: expected request_start_time",
     ),
 }  # fmt: skip
 
@@ -203,9 +204,9 @@ def test_a_wrong_file_is_refused_in_one_line(what: str, tmp_path: Path):
 
 
 def test_what_is_no_text_or_not_there_is_refused(tmp_path: Path):
-    with pytest.raises(WorkloadError, match=r"requests.txt: expected a file of requests, got not UTF-8 text; check the path"):
+    with pytest.raises(WorkloadError, match=r"requests\.txt: expected a file of requests, got not UTF-8 text; check the path"):
         read(tmp_path, AZURE.encode() + b"\xff\xfe,1,1\n")
-    with pytest.raises(WorkloadError, match="gone.csv: expected a file of requests, got No such file or directory; check"):
+    with pytest.raises(WorkloadError, match=r"gone\.csv: expected a file of requests, got No such file or directory; check"):
         read_requests(str(tmp_path / "gone.csv"))
     with pytest.raises(WorkloadError, match="expected a file of requests, got Is a directory"):
         read_requests(str(tmp_path))

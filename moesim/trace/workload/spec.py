@@ -194,11 +194,13 @@ class WorkloadSpec:
         return self.arrivals is not None or self.closed is not None
 
     @property
-    def file(self) -> tuple[str, str] | None:
-        """Key and path of the file of requests."""
+    def file(self) -> tuple[str, str, int | None] | None:
+        """Key and path of the file of requests, and how many of them count."""
         if self.arrivals not in (None, POISSON):
-            return "arrivals", str(self.arrivals)
-        return None if self.lengths is None or str(self.lengths).startswith("{") else ("lengths", str(self.lengths))
+            return "arrivals", str(self.arrivals), self.n_requests
+        if self.lengths is None or str(self.lengths).startswith("{"):
+            return None
+        return "lengths", str(self.lengths), self.n_requests
 
     @property
     def scheduler_options(self) -> dict[str, Any]:
