@@ -14,7 +14,7 @@ import numpy as np
 from moesim.core.limits import RUN_NS, TOKENS
 from moesim.core.units import NS_PER_S
 from moesim.errors import WorkloadError, unknown_name
-from moesim.trace.workload.spec import POISSON, REQUESTS
+from moesim.trace.workload.spec import ANSWER, POISSON, PROMPT, REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from moesim.serving.requests import Request
     from moesim.trace.workload import WorkloadSpec
 
-PROMPT: Final = 512
-ANSWER: Final = 128
 _P90: Final = NormalDist().inv_cdf(0.9)
 _QUANTILES: Final = ("p50", "p90", "most")
 
@@ -173,7 +171,7 @@ def gamma_times(rate: float, n: int, seed: int, shape: float = 1.0) -> NDArray[n
     request arrives after a gap.
 
     >>> gamma_times(2.0, 3, 0).tolist()
-    [339965543, 849263786, 860179884]
+    [339965952, 849764503, 859667834]
     """
     return _whole(np.cumsum(np.random.default_rng(seed).gamma(shape, NS_PER_S / rate / shape, n)))
 

@@ -236,7 +236,8 @@ LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
 REQUESTS = 64
 """Requests of a served workload that does not say how many."""
 _ROUTED = 32  # requests whose routing is made up for a served workload; others read them from other places
-_ANSWER = 128
+PROMPT, ANSWER = 512, 128
+"""Tokens of a prompt and of an answer of a served workload that does not say how many."""
 LEAST: Final[Mapping[str, int]] = {
     one.name: one.metadata["least"] for one in fields(WorkloadSpec) if one.metadata["least"] is not None
 }
@@ -247,7 +248,7 @@ _MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.defa
 def size_of(asked: Mapping[str, Any]) -> Size:
     """Compute how much a workload takes of a trace, by its parameters."""
     if asked.get("arrivals") is not None or asked.get("closed") is not None:
-        requests, answer = asked.get("n_requests") or REQUESTS, asked.get("answer_tokens") or _ANSWER
+        requests, answer = asked.get("n_requests") or REQUESTS, asked.get("answer_tokens") or ANSWER
         return Size(min(requests, _ROUTED), asked["prompt_tokens"], answer)
     return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
 
