@@ -61,7 +61,7 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
     prompt, answer = spec.prompt_tokens or PROMPT, spec.answer_tokens or ANSWER
     n_requests = spec.n_requests or REQUESTS
     scheduler = make_scheduler(spec.scheduler_options)
-    scheduler.longest = prompt + answer
+    scheduler.longest, scheduler.at_once = prompt + answer, min(spec.closed or n_requests, n_requests)
     end_ns = None if spec.until_s is None else round(spec.until_s * NS_PER_S)
 
     def source() -> Source:

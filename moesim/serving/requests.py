@@ -52,12 +52,15 @@ class Request:
     routing: Routing
     user: int = -1
     blocks: tuple[int, ...] = ()  # hashes of the blocks of its prompt, of which each stands for all before it too
+    block_tokens: int = 512  # of each of these blocks; the last may have fewer
     # how far it is
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0
     cached: int = 0
     preempted: int = 0
     refused: int = 0
+    recomputed: int = 0  # tokens that were computed before, and whose KV cache was given up
+    rows_run: int = 0  # rows that steps had of it
     start_ns: int = -1
     first_ns: int = -1
     last_ns: int = -1  # of its latest token
@@ -75,6 +78,29 @@ class Request:
     @property
     def over(self) -> bool:
         return self.generated >= self.answer
+
+    def find(self, tokens: int) -> None:
+        """Take so many tokens as computed, whose KV cache is there when it is admitted."""
+        self.computed = tokens
+        if self.preempted:
+            self.recomputed -= tokens
+        else:
+            self.cached = tokens
+
+    def give_up(self) -> None:
+        """Forget what was computed, to begin again later."""
+        self.recomputed += self.computed
+        self.preempted += 1
+        self.computed = 0
+
+    def prefix(self, other: Request) -> int:
+        """Count the tokens with which its prompt and another begin alike, as far as the hashes of their blocks say."""
+        same = 0
+        for mine, its in zip(self.blocks, other.blocks, strict=False):
+            if mine != its:
+                break
+            same += 1
+        return min(same * self.block_tokens, self.prompt, other.prompt)
 
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""

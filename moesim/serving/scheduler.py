@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from moesim.core.units import ceil_div
 from moesim.errors import ConfigError, unknown_name
+from moesim.serving.blocks import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +25,7 @@ class Rows(NamedTuple):
 
 
 def asked(default: Any, words: str, least: int = 1) -> Any:
-    """Declare an option of a scheduler: a number of at least `least`, or true or false."""
+    """Declare an option of a scheduler: an integer or, with a default like 0.5, a number of at least `least`; or true or false."""
     return field(default=default, metadata={"words": words, "least": least})
 
 
@@ -45,11 +48,12 @@ class Scheduler:
     name: ClassVar[str]
     kv_tokens: int | None = asked(None, "tokens of KV cache, for all requests")
     longest: int = field(default=0, init=False)  # tokens of the longest request, prompt and answer
+    at_once: int = field(default=1_000_000, init=False)  # requests that can be there together: users, or all of the workload
     waiting: deque[Request] = field(default_factory=deque, init=False)
 
     @property
     def most_requests(self) -> int:
-        """Requests at once."""
+        """Requests that are admitted at once, at most."""
         raise NotImplementedError
 
     @property
@@ -70,7 +74,7 @@ class Scheduler:
     @property
     def longest_possible(self) -> int:
         """Tokens of the longest request that fits."""
-        return self.capacity
+        return self.capacity // self.most_requests
 
     def add(self, request: Request) -> None:
         """Take a request that has arrived."""
@@ -89,6 +93,58 @@ class Scheduler:
         """Requests that have been admitted and have not left."""
         raise NotImplementedError
 
+    def ends_prompts(self, rows: Sequence[Rows]) -> bool:
+        """Return whether a step of prompts is the last for requests that were admitted together."""
+        return any(request.computed + n == request.known for request, n in rows)
+
+    def check(self) -> None:
+        """Raise if what it counts does not add up; SimulationError. Called after every plan."""
+
+    def room(self, request: Request) -> int | None:
+        """Return for how many tokens a request has KV cache now; None: for as many as it may get."""
+        return None
+
+
+class Pooled(Scheduler):
+    """A scheduler with one KV cache for all requests, in blocks that they take and give back."""
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+        raise NotImplementedError
+
+    @property
+    def caching(self) -> bool:
+        """Whether blocks stay cached, and are shared by prompts that begin alike."""
+        return True
+
+    @property
+    def each(self) -> int:
+        """Blocks for the longest request of the workload, in the default size of the pool."""
+        return ceil_div(self.longest, self.block)
+
+    @property
+    def n_blocks(self) -> int:
+        return self.most_requests * self.each if self.kv_tokens is None else self.kv_tokens // self.block
+
+    @property
+    def capacity(self) -> int:
+        return self.n_blocks * self.block
+
+    @property
+    def longest_possible(self) -> int:
+        return self.capacity
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return Blocks(self.n_blocks, self.block, caching=self.caching)
+
+    def check(self) -> None:
+        self.blocks.check()
+
+    def room(self, request: Request) -> int:
+        return self.blocks.of(request) * self.block
+
 
 SCHEDULERS: dict[str, type[Scheduler]] = {}
 """Schedulers by name."""
@@ -100,19 +156,33 @@ def scheduler(found: type[Scheduler]) -> type[Scheduler]:
     return found
 
 
+def options_of(found: type[Scheduler]) -> dict[str, Field[Any]]:
+    """Return the options of a scheduler by name, with default and, in `metadata`, words."""
+    return {one.name: one for one in fields(found) if one.init}
+
+
 def make_scheduler(written: Mapping[str, Any], place: str = "workload.scheduler") -> Scheduler:
     """Make a scheduler from its name and options; ConfigError names what is wrong."""
     options = dict(written)
     name = options.pop("name", None)
     if name not in SCHEDULERS:
         raise ConfigError(f"{place}: {unknown_name('scheduler', str(name), SCHEDULERS)}")
-    known = {one.name: one for one in fields(SCHEDULERS[name]) if one.init}
+    known = options_of(SCHEDULERS[name])
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"{place}: {unknown_name(f'option of {name}', key, known)}")
-        least, kind = known[key].metadata["least"], type(known[key].default)
-        if kind is bool and not isinstance(value, bool):
-            raise ConfigError(f"{place}.{key}: expected true or false, got {value!r}")
-        if kind is not bool and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ConfigError(f"{place}.{key}: expected an integer of at least {least}, got {value!r}")
-    return SCHEDULERS[name](**options)
+        _check_option(f"{place}.{key}", value, known[key].metadata["least"], type(known[key].default))
+    try:
+        return SCHEDULERS[name](**options)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {name}: {error}") from None
+
+
+def _check_option(place: str, value: Any, least: int, kind: type) -> None:
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{place}: expected true or false, got {value!r}")
+        return
+    types, word = (int | float, "a number") if kind is float else (int, "an integer")
+    if not isinstance(value, types) or isinstance(value, bool) or not least <= value < float("inf"):
+        raise ConfigError(f"{place}: expected {word} of at least {least}, got {value!r}")

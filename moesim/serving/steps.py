@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from moesim.errors import WorkloadError
+from moesim.serving.audit import check_count, check_end, check_plan
 from moesim.serving.requests import Request, RequestRecord, Routing
 from moesim.trace.workload.compose import REUSE_SHIFTED, MicroBatch, look_up
 
@@ -34,7 +35,9 @@ class ServedStep:
 
     batch = 0
 
-    def __init__(self, index: int, rows: Sequence[Rows], samples: int, kv_tokens: int, n_active: int, trace: Trace) -> None:
+    def __init__(
+        self, index: int, rows: Sequence[Rows], samples: int, kv_tokens: int, n_active: int, trace: Trace, *, ends_prompts: bool
+    ) -> None:
         self.index = index
         self.kv_tokens, self.n_active = kv_tokens, n_active
         self.n_sequences = samples
@@ -42,7 +45,7 @@ class ServedStep:
         self.sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
         decodes = [one.request.decodes for one in rows]
         self.phase = "decode" if all(decodes) else MIXED if any(decodes) else "prefill"
-        self.last_chunk = self.phase != "prefill" or samples > 0
+        self.last_chunk = self.phase != "prefill" or ends_prompts
         self.n_tokens = sum(counts)
         numbers = np.array([one.request.number for one in rows], np.int32)
         self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
@@ -106,6 +109,7 @@ class Serving:
         if self._present:
             for one in self._present:
                 one.request.computed += one.n
+                one.request.rows_run += one.n
             self._present = []
             if not self._passes:
                 self._sample(now_ns)
@@ -117,6 +121,7 @@ class Serving:
         self._arrive(now_ns)
         scheduler = self._scheduler
         rows = list(scheduler.plan(now_ns))
+        check_plan(scheduler, rows, self._open)
         if not rows:
             following = self._source.next_ns()
             if following is None and self._open:
@@ -147,13 +152,17 @@ class Serving:
                 self._queue_ns += now_ns - request.arrival_ns
             samples += request.computed + n == request.known
         scheduler = self._scheduler
-        step = ServedStep(self._index, rows, samples, scheduler.capacity, scheduler.most_requests, self._trace)
+        ends = scheduler.ends_prompts(rows)
+        step = ServedStep(
+            self._index, rows, samples, scheduler.capacity, scheduler.most_requests, self._trace, ends_prompts=ends
+        )  # fmt: skip
         self._index += 1
         self._present = rows
         return step
 
     def _sample(self, now_ns: int) -> None:
         """Count the tokens that come at the end of a step; requests that have all of theirs leave."""
+        self._count(now_ns)
         for request, _ in self._rows:
             if request.computed != request.known:
                 continue
@@ -164,9 +173,9 @@ class Serving:
                 self._gaps.append(now_ns - request.last_ns)
             request.last_ns = now_ns
             if request.over:
+                check_end(self._scheduler, request)
                 self._scheduler.leave(request)
                 self._source.ended(request, now_ns)
-                self._count(now_ns)
                 del self._open[request.number]
                 self._done.append(request.record())
         self._rows = []
@@ -197,6 +206,7 @@ class Serving:
     def served(self) -> Served:
         """Return what became of all requests so far."""
         left = list(self._open.values())
+        check_count(self._scheduler, self._arrived, self._done, left)
         waited = sum(self._now - request.arrival_ns for request in left if request.start_ns < 0)
         records = sorted(self._done + [request.record() for request in left])
         return Served(records, self._gaps, self._queue_ns + waited, self._inside_ns, self._slots_ns, len(left), self._now)
