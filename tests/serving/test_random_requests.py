@@ -37,7 +37,7 @@ def asked(rng: random.Random) -> list[Asked]:
         now += rng.choice((0, 0, 1, 5, 40))
         blocks, most = rng.choice(PREFIXES)
         prompt = rng.randint(1, most or 30)
-        found.append(Asked(now, prompt, rng.randint(1, rng.choice((3, 12, 30))), blocks[: -(-prompt // 4)]))
+        found.append(Asked(now, prompt, rng.randint(1, rng.choice((3, 12, 60))), blocks[: -(-prompt // 4)]))
     return found
 
 
@@ -46,7 +46,7 @@ def drawn(name: str, seed: int) -> tuple[dict[str, Any], list[Asked]]:
     requests = asked(rng)
     options = {"name": name, **{key: rng.choice(values) for key, values in OPTIONS[name].items()}}
     if rng.random() < 0.5:  # little room, in which they wait, are preempted or refused
-        options["kv_tokens"] = rng.randint(16, 90)
+        options["kv_tokens"] = max(1, max(one.prompt + one.answer for one in requests) + rng.randint(-9, 30))
     return options, requests
 
 
@@ -78,4 +78,4 @@ def test_all_requests_end_or_are_refused(name: str):
     # The mixes are no idle ones.
     assert waited > 20
     assert (cached > 20) == (name != "static")
-    assert preempted > 5 if name in ("vllm", "sglang") else not preempted
+    assert preempted > 2 if name in ("vllm", "sglang") else not preempted
