@@ -102,6 +102,10 @@ class Request:
             same += 1
         return min(same * self.block_tokens, self.prompt, other.prompt)
 
+    def ends_with(self, n: int) -> bool:
+        """Whether its last token comes once n more are computed."""
+        return self.computed + n == self.known and self.generated + 1 == self.answer
+
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""
         r, begin, end = self.routing, self.computed, self.computed + n

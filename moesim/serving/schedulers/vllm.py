@@ -4,7 +4,7 @@
 |---|---|
 | requests that run, in the order of admission: tokens they know and have not computed, while the budget lasts | the same |
 | blocks are allocated for them; without any left the last admitted gives its own up, and begins again | the same; it waits in front |
-| then, if nothing was preempted, requests that wait, first come first served, up to `max_num_seqs`; the first that does not fit ends it | the same |
+| then, if nothing was preempted, requests that wait, in order, up to `max_num_seqs`, until one does not fit | the same |
 | full blocks that are cached are not computed again, of at most all known tokens but one | the same, by the hashes of a request trace; after a preemption by its own blocks |
 | blocks that nobody uses are reused least recently used first, a request's last block before its first | the same |
 | without chunked prefill a prompt larger than the budget left ends the admission | `chunked: false`; one larger than the whole budget is refused |
