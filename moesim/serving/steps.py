@@ -51,7 +51,7 @@ class ServedStep(Step):
         numbers = np.array([one.request.number for one in rows], np.int32)
         self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
         self._rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
-        self._begins = tuple([one.request.number for one in rows if not one.request.computed])
+        self._begins = tuple([one.request.number for one in rows if not one.request.rows_run])
         self._ends = tuple([one.request.number for one in rows if one.request.ends_with(one.n)])
         self._micro: tuple[MicroBatch, ...] | None = None
         self._trace = trace
