@@ -15,7 +15,7 @@ Key = tuple[int, int]  # the prefix that ends with the block, and the block's pl
 
 
 @dataclass(slots=True)
-class Held:
+class Owned:
     """Blocks of one request, in order."""
 
     n: int = 0
@@ -45,7 +45,7 @@ class Blocks:
         self.cached: dict[Key, None] = {}  # used by nobody, least recently used first
         self.private = 0  # in use by one request, and not to be shared
         self._users: dict[Key, int] = {}
-        self._of: dict[Request, Held] = {}
+        self._of: dict[Request, Owned] = {}
 
     @property
     def available(self) -> int:
@@ -78,15 +78,15 @@ class Blocks:
         """Give a request the blocks found and others for so many tokens; False, and nothing, without room for them."""
         if ceil_div(tokens, self.size) - found + self.idle(request, found) > self.available:
             return False
-        held = self._of[request] = Held(found, found)
+        owned = self._of[request] = Owned(found, found)
         for i in range(found):
-            key = held.keys[i] = self._key(request, i)
+            key = owned.keys[i] = self._key(request, i)
             self.cached.pop(key, None)
             self._users[key] = self._users.get(key, 0) + 1
         return self.grow(request, tokens, written)
 
     def grow(self, request: Request, tokens: int, written: int | None = None) -> bool:
-        """Give a request blocks for so many tokens, of which the first `written` can be read; False, and nothing, without room."""
+        """Give a request blocks for so many tokens, of which the first `written` can be read; False without room, and none."""
         need = self.more(request, tokens)
         if need > self.available:
             return False
@@ -96,30 +96,30 @@ class Blocks:
             else:
                 del self.cached[next(iter(self.cached))]
         self.private += need
-        held = self._of.setdefault(request, Held())
-        held.n += need
+        owned = self._of.setdefault(request, Owned())
+        owned.n += need
         if self.caching and request.blocks:
-            self._share(request, held, min(tokens if written is None else written, request.prompt) // self.size)
+            self._share(request, owned, min(tokens if written is None else written, request.prompt) // self.size)
         return True
 
-    def _share(self, request: Request, held: Held, end: int) -> None:
-        for i in range(held.written, end):
+    def _share(self, request: Request, owned: Owned, end: int) -> None:
+        for i in range(owned.written, end):
             key = self._key(request, i)
             if key[0] < 0 or key in self._users:  # a second copy of what another computed at the same time stays its own
                 continue
             if key in self.cached:
                 del self.cached[key]
                 self.free += 1
-            held.keys[i] = key
+            owned.keys[i] = key
             self._users[key] = 1
             self.private -= 1
-        held.written = max(held.written, end)
+        owned.written = max(owned.written, end)
 
     def release(self, request: Request) -> None:
         """Take a request's blocks back; the last of them is the first to be used again."""
-        held = self._of.pop(request)
-        for i in reversed(range(held.n)):
-            key = held.keys.get(i)
+        owned = self._of.pop(request)
+        for i in reversed(range(owned.n)):
+            key = owned.keys.get(i)
             if key is None:
                 self.private -= 1
                 key = self._key(request, i) if self.caching and (i + 1) * self.size <= request.computed else None
@@ -144,6 +144,5 @@ class Blocks:
         """Raise if blocks were lost or made; SimulationError."""
         used = self.private + len(self._users)
         if used + self.free + len(self.cached) != self.n or min(self.private, self.free) < 0:
-            raise SimulationError(
-                f"KV cache: expected {self.n} blocks, got {used} in use, {self.free} free and {len(self.cached)} cached; report it"
-            )
+            got = f"{used} in use, {self.free} free and {len(self.cached)} cached"
+            raise SimulationError(f"KV cache: expected {self.n} blocks, got {got}; report it")

@@ -18,14 +18,35 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """Rows of one request in a step: its next tokens."""
+    """Rows of one request in a step.
+
+    Attributes
+    ----------
+    request : Request
+    n : int
+        How many: its next tokens, of which the first is the one after those computed.
+    """
 
     request: Request
     n: int
 
 
 def asked(default: Any, words: str, least: int = 1) -> Any:
-    """Declare an option of a scheduler: an integer or, with a default like 0.5, a number of at least `least`; or true or false."""
+    """Declare an option of a scheduler.
+
+    Parameters
+    ----------
+    default : bool, int, float or None
+        Its default, by whose type a value is checked; None: an integer, or nothing.
+    words : str
+        How ``moesim list schedulers NAME`` explains it.
+    least : int
+        Least value of a number.
+
+    Returns
+    -------
+    dataclasses.Field
+    """
     return field(default=default, metadata={"words": words, "least": least})
 
 
@@ -33,8 +54,8 @@ def asked(default: Any, words: str, least: int = 1) -> Any:
 class Scheduler:
     """Decides which rows a step has; a subclass is one released server, or one of its modes.
 
-    The server that calls it gives requests in the order of arrival to `add`, then asks `plan` for the rows of the next step.
-    After the step it has counted what was computed and generated, and calls `leave` for each request with its last token.
+    Requests come to `add` in the order of arrival. Then `plan` is asked for the rows of the next step. After the step, what was
+    computed and generated is counted, and `leave` is called for each request with its last token.
 
     Attributes
     ----------
@@ -43,12 +64,18 @@ class Scheduler:
     kv_tokens : int or None
         Tokens of KV cache that the server reserves as it starts, for all requests; None: as many as its most requests need
         when each is the longest of the workload.
+    longest : int
+        Tokens of the longest request of the workload, prompt and answer.
+    at_once : int
+        Requests that can be there together: users, or all of the workload.
+    waiting : deque of Request
+        Requests that have arrived and have not been admitted, in order.
     """
 
     name: ClassVar[str]
     kv_tokens: int | None = asked(None, "tokens of KV cache, for all requests")
-    longest: int = field(default=0, init=False)  # tokens of the longest request, prompt and answer
-    at_once: int = field(default=1_000_000, init=False)  # requests that can be there together: users, or all of the workload
+    longest: int = field(default=0, init=False)
+    at_once: int = field(default=1_000_000, init=False)
     waiting: deque[Request] = field(default_factory=deque, init=False)
 
     @property
@@ -106,7 +133,13 @@ class Scheduler:
 
 
 class Pooled(Scheduler):
-    """A scheduler with one KV cache for all requests, in blocks that they take and give back."""
+    """A scheduler with one KV cache for all requests, in blocks that they take and give back.
+
+    Attributes
+    ----------
+    blocks : moesim.serving.blocks.Blocks
+        The pool: `match`, `admit`, `grow` and `release`.
+    """
 
     @property
     def block(self) -> int:
@@ -151,7 +184,17 @@ SCHEDULERS: dict[str, type[Scheduler]] = {}
 
 
 def scheduler(found: type[Scheduler]) -> type[Scheduler]:
-    """Register a scheduler under its name."""
+    """Register a scheduler under its name.
+
+    Parameters
+    ----------
+    found : type of Scheduler
+
+    Returns
+    -------
+    type of Scheduler
+        The same class.
+    """
     SCHEDULERS[found.name] = found
     return found
 

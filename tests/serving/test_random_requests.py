@@ -21,10 +21,13 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # what is drawn of each opti
     },
     "sglang": {
         "chunked_prefill_size": (4, 8, 64), "max_prefill_tokens": (4, 100), "max_running_requests": (1, 3, 100),
-        "mixed_chunk": (True, False), "page_size": (1, 4), "schedule_conservativeness": (0, 0.1, 1.0), "radix_cache": (True, False),
+        "mixed_chunk": (True, False), "page_size": (1, 4), "schedule_conservativeness": (0, 0.1, 1.0),
+        "radix_cache": (True, False),
     },
     "freetoken": {"max_prefill_length": (4, 9, 64), "max_running_requests": (1, 4), "page_size": (1, 4)},
-    "ktransformers": {"chunk_size": (4, 9, 64), "max_batch_size": (1, 2, 4), "page_size": (4, 16), "single_prefill": (True, False)},
+    "ktransformers": {
+        "chunk_size": (4, 9, 64), "max_batch_size": (1, 2, 4), "page_size": (4, 16), "single_prefill": (True, False),
+    },
     "strata": {"parallel": (1, 2, 11), "prefill": (4, 16), "decode_share": (0, 0.5, 2.0)},
     "static": {"size": (1, 3, 50), "prefill_chunk": (0, 5)},
 }  # fmt: skip
@@ -65,7 +68,8 @@ def test_all_requests_end_or_are_refused(name: str):
         try:
             found = run(options, requests)
         except WorkloadError as error:
-            assert "expected a request that can be served" in str(error), (options, requests)
+            if "expected a request that can be served, got none" not in str(error):
+                raise
             continue
         assert len(found.records) == len(requests)
         assert all(one.refused or one.generated == one.answer for one in found.records), (options, requests)

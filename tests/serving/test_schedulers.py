@@ -50,7 +50,7 @@ def test_three_requests(name: str):
     assert table(run(options, ABC)) == steps
 
 
-def test_ktransformers_reads_a_prompt_beside_two_answers():
+def test_ktransformers_reads_a_prompt_next_to_two_answers():
     found = run({"name": "ktransformers"}, [Asked(0, 10, 9), Asked(0, 10, 9), Asked(1, 600, 3)])
     assert table(found, 5) == [
         ("A10 B10", "A1 B1"), ("C254 A1 B1", "A2 B2"), ("C254 A1 B1", "A3 B3"), ("C92 A1 B1", "C1 A4 B4"),
@@ -58,7 +58,7 @@ def test_ktransformers_reads_a_prompt_beside_two_answers():
     ]  # fmt: skip
 
 
-def test_ktransformers_reads_half_as_much_beside_three_answers_and_of_two_prompts():
+def test_ktransformers_reads_half_as_much_next_to_three_answers_and_of_two_prompts():
     three = [Asked(0, 10, 9), Asked(0, 10, 9), Asked(1, 10, 9)]
     assert table(run({"name": "ktransformers"}, [*three, Asked(2, 130, 2)]), 4)[2:] == [
         ("D127 A1 B1 C1", "A3 B3 C2"), ("D3 A1 B1 C1", "D1 A4 B4 C3"),
@@ -156,7 +156,7 @@ def test_vllm_without_chunks_lets_a_prompt_wait_for_the_whole_budget():
 def test_sglang_retracts_the_request_with_the_fewest_tokens():
     options = {"name": "sglang", "kv_tokens": 24, "schedule_conservativeness": 0}
     found = run(options, [Asked(0, 5, 12), Asked(1, 5, 12)])
-    # Both have 12 tokens of 24 when the next two find no room: B, the last admitted, goes back with its 12.
+    # Both have 12 tokens of 24 when the next two find no room: B, the last admitted, returns to the queue with its 12.
     assert table(found, 10)[8:] == [("A1 B1", "A8 B8"), ("A1", "A9")]
     assert [one.preempted for one in found.records] == [0, 1]
     assert table(found)[13] == ("B5", "B9")  # of 13 known tokens it finds 8: A has written over the last 4 of 12
@@ -167,8 +167,8 @@ def test_sglang_reserves_a_share_of_the_answers_to_come():
         options = {"name": "sglang", "kv_tokens": 40, "schedule_conservativeness": conservativeness}
         return run(options, [Asked(0, 5, 20), Asked(1, 5, 12)]).records[1].start
 
-    # B asks for 5 + 12 + 1 tokens, and must leave one. At 1 ns A has 5 tokens and waits for 19 more: 0.7 x 19 = 13.3 are reserved,
-    # and 21.7 left. At a share of 1, 19 are reserved and 16 left: two more tokens of A make no difference, its end does.
+    # B asks for 5 + 12 + 1 tokens, and must leave one. At 1 ns A has 5 tokens and waits for 19 more: 0.7 x 19 = 13.3 are
+    # reserved, and 21.7 left. At a share of 1, 19 are reserved and 16 left; more tokens of A make no difference, its end does.
     assert begins(1.0) == 1
     assert begins(10.0) == 20
 
@@ -188,7 +188,7 @@ def test_sglang_cuts_on_the_grid_of_pages():
 def test_freetoken_reserves_whole_answers():
     options = {"name": "freetoken", "kv_tokens": 29}
     found = run(options, [Asked(0, 10, 10), Asked(0, 5, 4), Asked(1, 2, 1)])
-    # A and B ask for 20 and 9 tokens; C's 3 do not fit beside what A and B may still take, until B has ended.
+    # A and B ask for 20 and 9 tokens; C's 3 do not fit next to what A and B may still take, until B has ended.
     assert table(found, 6) == [
         ("A10 B5", "A1 B1"), ("A1 B1", "A2 B2"), ("A1 B1", "A3 B3"), ("A1 B1", "A4 B4"), ("C2", "C1"), ("A1", "A5"),
     ]  # fmt: skip

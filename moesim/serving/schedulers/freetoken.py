@@ -3,10 +3,10 @@
 | step of the server | here |
 |---|---|
 | a pass has prompts if any can run, else a row of every running request, by number | the same |
-| a prompt that was cut goes on first, then requests that wait, first come first served, while `max_prefill_length` tokens last | the same |
+| a prompt that was cut continues first, then requests that wait, first come first served, while `max_prefill_length` tokens last | the same |
 | a prompt that does not fit is cut | the same |
 | admission: pages for what is not cached and the whole answer fit what is free and evictable, less the tokens to come of running requests and, for each, a page less one token; the first that does not fit ends it | the same |
-| at most `max_running_requests`, those whose prompt goes on included | the same |
+| at most `max_running_requests`, those whose prompt is read on included | the same |
 | no preemption | the same |
 | KV cache: a pool of pages | `kv_tokens`; by default the longest request, `max_running_requests` times or as often as requests can be there at once |
 
@@ -40,7 +40,7 @@ class FreeToken(Pooled):
     max_running_requests: int = asked(4, "requests at once")
     page_size: int = asked(1, "tokens of a page of KV cache")
     running: list[Request] = field(default_factory=list, init=False)
-    chunked: Request | None = field(default=None, init=False)  # whose prompt goes on
+    chunked: Request | None = field(default=None, init=False)  # whose prompt is read on
 
     @property
     def most_requests(self) -> int:
@@ -96,7 +96,7 @@ class FreeToken(Pooled):
         return found
 
     def _read(self, request: Request, n: int) -> Rows:
-        """Return rows of a prompt, which goes on in the next pass or runs from then on."""
+        """Return rows of a prompt, which continues in the next pass, or runs from then on."""
         if request.computed + n < request.prompt:
             self.chunked = request
         else:

@@ -4,7 +4,7 @@
 |---|---|
 | a request takes pages for its prompt and its whole answer, first come first served; without room it waits for one to end | the same |
 | at most `max_batch_size` requests, of which two are in their prompts, or one (`FCFS-single-prefill`) | the same; `single_prefill` |
-| a run has a row of each request that answers, and prompts: c = (`chunk_size` - `max_batch_size` + 2) / 2 tokens of each of two, or of one beside more than `max_batch_size` - 2 that answer; 2 c tokens of one alone | the same |
+| a run has a row of each request that answers, and prompts: c = (`chunk_size` - `max_batch_size` + 2) / 2 tokens of each of two, or of one next to more than `max_batch_size` - 2 that answer; 2 c tokens of one alone | the same |
 | pages with the same prefix are not computed again, but for a prompt's last token | the same, by the hashes of a request trace |
 | KV cache: `cache_lens` tokens in pages of 256 | `kv_tokens`; by default the longest request, `max_batch_size` times or as often as requests can be there at once |
 

@@ -42,7 +42,9 @@ class LlamaServer(Scheduler):
     parallel: int = asked(4, "slots (-np)")
     batch: int = asked(2048, "tokens of a batch (-b)")
     ubatch: int = asked(512, "rows of a pass (-ub)")
-    slot_prompt_similarity: float = asked(0.1, "share of a prompt that a slot must have more of, to be chosen for it; 0: none is", least=0)
+    slot_prompt_similarity: float = asked(
+        0.1, "share of a prompt that a slot must have more of, to be chosen for it; 0: none is", least=0
+    )
     slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:

@@ -3,12 +3,12 @@
 | step of the server | here |
 |---|---|
 | prompts run whenever some can, alone; running requests wait | the same; `mixed_chunk`: their rows run with the prompts' |
-| the chunked prompt goes on first, then requests that wait, first come first served, while `chunked_prefill_size` and `max_prefill_tokens` last; both less the running rows if mixed | the same |
+| the prompt that was cut continues first, then requests that wait, first come first served, while `chunked_prefill_size` and `max_prefill_tokens` last; both less the running rows if mixed | the same |
 | a prompt that does not fit the chunk is cut, on the page's grid, and ends the pass | the same |
 | admission: tokens to compute, the answer to come (4,096 at most) and a page fit what is free and evictable, less the answers to come of running requests times `new_token_ratio` | the same |
 | a request that does not fit closes admission until one leaves | the same |
 | `new_token_ratio`: 0.7 x conservativeness, down to 0.14 of that in 600 passes of answers; back when idle | the same |
-| no page for the next tokens: requests with the fewest tokens, then the longest prompts, go to the back of the queue; the ratio becomes (tokens + 20 each) / (asked for + 1) | the same; also before a mixed pass, where the server has no check |
+| no page for the next tokens: requests with the fewest tokens, then the longest prompts, return to the end of the queue; the ratio becomes (tokens + 20 each) / (asked for + 1) | the same; also before a mixed pass, where the server has no check |
 | radix tree: pages of prompts and answers, least recently used first | blocks of a page, found by the hashes of a request trace, or by a request that was retracted |
 | KV cache: what the weights leave of the memory | `kv_tokens`; by default the longest request, `max_running_requests` times or as often as requests can be there at once |
 
@@ -52,7 +52,7 @@ class Sglang(Pooled):
     schedule_conservativeness: float = asked(1.0, "factor of the share of answers that is reserved", least=0)
     radix_cache: bool = asked(True, "pages stay cached, and are shared by prompts that begin alike")
     running: list[Request] = field(default_factory=list, init=False)
-    chunked: Request | None = field(default=None, init=False)  # whose prompt goes on
+    chunked: Request | None = field(default=None, init=False)  # whose prompt is read on
     full: bool = field(default=False, init=False)  # nobody is admitted before a request leaves
     ratio: float = field(default=0.0, init=False)
 

@@ -9,7 +9,7 @@
 | a prompt shorter than a chunk is not interrupted | the same |
 | a prompt more than twice as long as one that waits gives way to it at a chunk's end, at most twice, if a slot is free | the same; to the first such one |
 | a window has a row of every slot, at most 8; further slots rotate | the same |
-| a request left alone in a slot goes back to the path alone | the same rows: it has no drafts yet |
+| a request left alone in a slot returns to the path alone | the same rows: it has no drafts yet |
 | a conversation's next turn takes its slot, a new one the slot used longest ago | by common prefix, as the hashes of a request trace say |
 | KV cache: each slot has room for the whole context | `kv_tokens`; by default the longest request in every slot |
 
