@@ -45,7 +45,7 @@ def check_plan(scheduler: Scheduler, rows: Sequence[Rows], present: Mapping[int,
 
 def check_end(scheduler: Scheduler, request: Request) -> None:
     """Raise if the rows that steps had of a request are not what it took; SimulationError."""
-    expected = request.prompt + request.answer - 1 - request.cached + request.recomputed
+    expected = request.prompt + request.answer - 1 - request.cached + request.given_up
     if request.rows_run != expected:
         raise _wrong(scheduler, f"{expected} rows of request {request.number} in all", f"{request.rows_run}")
 

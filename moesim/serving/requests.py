@@ -56,10 +56,11 @@ class Request:
     # how far it is
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0
+    drafts: int = 0  # proposed after its newest token
     cached: int = 0
     preempted: int = 0
     refused: int = 0
-    recomputed: int = 0  # tokens that were computed before, and whose KV cache was given up
+    given_up: int = 0  # tokens that were computed, and whose KV cache was given up: preemptions, drafts that were refused
     rows_run: int = 0  # rows that steps had of it
     start_ns: int = -1
     first_ns: int = -1
@@ -67,31 +68,50 @@ class Request:
 
     @property
     def known(self) -> int:
-        """Tokens that can be computed: the prompt, and the answer so far."""
-        return self.prompt + self.generated
+        """Tokens that can be computed: the prompt, the answer so far, and what is proposed to follow."""
+        return self.prompt + self.generated + self.drafts
 
     @property
     def decodes(self) -> bool:
         """Whether all but the newest token is computed."""
-        return self.generated > 0 and self.computed == self.known - 1
+        return self.generated > 0 and self.computed == self.prompt + self.generated - 1
 
     @property
     def over(self) -> bool:
         return self.generated >= self.answer
 
+    @property
+    def window(self) -> int:
+        """Rows of its next step once it decodes: its newest token and its drafts."""
+        return 1 + self.drafts
+
+    def cut(self, rows: int) -> int:
+        """Return so many of its next rows; drafts that do not fit are dropped."""
+        n = min(rows, self.known - self.computed)
+        if self.decodes:
+            self.drafts = n - 1
+        return n
+
+    def take(self, tokens: int) -> None:
+        """Take so many tokens after a step; the KV cache of drafts that were refused is given up."""
+        self.generated += tokens
+        kept = self.prompt + self.generated - 1
+        self.given_up += self.computed - kept
+        self.computed, self.drafts = kept, 0
+
     def find(self, tokens: int) -> None:
         """Take so many tokens as computed, whose KV cache is there when it is admitted."""
         self.computed = tokens
         if self.preempted:
-            self.recomputed -= tokens
+            self.given_up -= tokens
         else:
             self.cached = tokens
 
     def give_up(self) -> None:
         """Forget what was computed, to begin again later."""
-        self.recomputed += self.computed
+        self.given_up += self.computed
         self.preempted += 1
-        self.computed = 0
+        self.computed = self.drafts = 0
 
     def prefix(self, other: Request) -> int:
         """Count the tokens with which its prompt and another begin alike, as far as the hashes of their blocks say."""
@@ -101,10 +121,6 @@ class Request:
                 break
             same += 1
         return min(same * self.block_tokens, self.prompt, other.prompt)
-
-    def ends_with(self, n: int) -> bool:
-        """Whether its last token comes once n more are computed."""
-        return self.computed + n == self.known and self.generated + 1 == self.answer
 
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""

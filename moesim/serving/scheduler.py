@@ -68,6 +68,8 @@ class Scheduler:
         Tokens of the longest request of the workload, prompt and answer.
     at_once : int
         Requests that can be there together: users, or all of the workload.
+    window : int
+        Most rows of a request that decodes: a token and its drafts.
     waiting : deque of Request
         Requests that have arrived and have not been admitted, in order.
     """
@@ -76,6 +78,7 @@ class Scheduler:
     kv_tokens: int | None = asked(None, "tokens of KV cache, for all requests")
     longest: int = field(default=0, init=False)
     at_once: int = field(default=1_000_000, init=False)
+    window: int = field(default=1, init=False)
     waiting: deque[Request] = field(default_factory=deque, init=False)
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from moesim.serving import SCHEDULERS
 from moesim.serving.scheduler import options_of
 from tests.docs.test_reference_pages import page, rows
-from tests.serving.serving_kit import Asked, run, table
+from tests.serving.stepping_kit import Asked, run, table
 
 TEXT = page("schedulers")
 TABLES = rows(TEXT)

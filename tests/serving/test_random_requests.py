@@ -10,7 +10,7 @@ import pytest
 from moesim.errors import WorkloadError
 from moesim.serving import SCHEDULERS
 from moesim.serving.scheduler import options_of
-from tests.serving.serving_kit import Asked, run
+from tests.serving.stepping_kit import Asked, run
 
 MIXES = 200
 OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # what is drawn of each option
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # what is drawn of each opti
     "ktransformers": {
         "chunk_size": (4, 9, 64), "max_batch_size": (1, 2, 4), "page_size": (4, 16), "single_prefill": (True, False),
     },
-    "strata": {"parallel": (1, 2, 11), "prefill": (4, 16), "decode_share": (0, 0.5, 2.0)},
+    "strata": {"parallel": (1, 2, 11), "prefill": (4, 16), "decode_share": (0, 0.5, 2.0), "batch_mtp": (True, False)},
     "static": {"size": (1, 3, 50), "prefill_chunk": (0, 5)},
 }  # fmt: skip
 PREFIXES = (((), 0), ((1, 2, 3, 4, 5, 6, 7, 8), 32), ((1, 2, 9, 10, 11, 12), 24))

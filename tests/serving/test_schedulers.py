@@ -12,7 +12,7 @@ import pytest
 from moesim.errors import ConfigError, SimulationError
 from moesim.serving import SCHEDULERS, make_scheduler
 from moesim.serving.scheduler import Pooled, Rows, Scheduler
-from tests.serving.serving_kit import Asked, run, table
+from tests.serving.stepping_kit import Asked, run, table
 
 ABC = [Asked(0, 10, 3), Asked(1, 6, 2), Asked(2, 9, 2)]
 

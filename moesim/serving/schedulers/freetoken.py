@@ -48,7 +48,7 @@ class FreeToken(Pooled):
 
     @property
     def most_rows(self) -> int:
-        return max(self.max_prefill_length, self.most_requests)
+        return max(self.max_prefill_length, self.most_requests * self.window)
 
     @property
     def block(self) -> int:
@@ -68,8 +68,8 @@ class FreeToken(Pooled):
             return found
         self.running.sort(key=lambda request: request.number)
         for request in self.running:
-            self.blocks.grow(request, request.computed + 1)
-        return [Rows(request, 1) for request in self.running]
+            self.blocks.grow(request, request.known)
+        return [Rows(request, request.window) for request in self.running]
 
     def _prompts(self) -> list[Rows]:
         budget, found = self.max_prefill_length, list[Rows]()

@@ -12,7 +12,7 @@ Read: csrc/balance_serve/sched/scheduler.cpp of kvcache-ai/ktransformers at 0599
 (balance_serve/settings.py, in a version whose commit is not recorded), doc/en/balance-serve.md at 17922683.
 Missing: the plan of the next run is made while one runs, so that a request joins one run later; pages on disk and in host memory. The
 order of rows in a run is that of addresses there, of admission here: prompts, then answers. The length of an answer is known; the
-server reserves `max_new_tokens`. SGLang with kt-kernel is the scheduler `sglang`.
+server reserves `max_new_tokens`. It has no drafts; those of a workload come on top of a run's rows. SGLang with kt-kernel is the scheduler `sglang`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KTransformers(Pooled):
 
     @property
     def most_rows(self) -> int:
-        return self.chunk_size
+        return self.chunk_size + self.most_requests * (self.window - 1)
 
     @property
     def block(self) -> int:
@@ -74,7 +74,7 @@ class KTransformers(Pooled):
             request.find(cached)
             reading.append(self.waiting.popleft())
             self.active.append(request)
-        answers = [Rows(request, 1) for request in self.active if request.decodes]
+        answers = [Rows(request, request.window) for request in self.active if request.decodes]
         chunk = (self.chunk_size - self.max_batch_size + 2) // 2
         if len(reading) == 1 and len(answers) <= self.max_batch_size - 2:
             chunk *= 2

@@ -70,8 +70,8 @@ class LlamaServer(Scheduler):
         while self.waiting and self.slots.idle:
             self.slots.take(self.waiting.popleft(), self.slot_prompt_similarity or 1)  # 0 turns the search off
         active = self.slots.requests
-        found = [Rows(request, 1) for request in active if request.decodes]
-        room = self.batch - len(found)
+        found = [Rows(request, request.window) for request in active if request.decodes]
+        room = self.batch - sum(one.n for one in found)
         for request in active:
             if not request.decodes and room > 0:
                 n = min(room, request.known - request.computed)

@@ -69,7 +69,7 @@ class Sglang(Pooled):
 
     @property
     def most_rows(self) -> int:
-        return max(self.chunked_prefill_size, self.most_requests)
+        return max(self.chunked_prefill_size, self.most_requests * self.window)
 
     @property
     def block(self) -> int:
@@ -100,7 +100,7 @@ class Sglang(Pooled):
     def _prompts(self) -> list[Rows]:
         if self.chunked is None and (self.full or not self.waiting):
             return []
-        mixed = len(self.running) if self.mixed_chunk else 0
+        mixed = sum(one.window for one in self.running) if self.mixed_chunk else 0
         chunk, inputs = self.chunked_prefill_size - mixed, self.max_prefill_tokens - mixed
         reserved = mixed + sum(min(one.answer - one.generated, CLIP) for one in self.running) * self.ratio
         found: list[Rows] = []
@@ -152,14 +152,14 @@ class Sglang(Pooled):
         return self._step()
 
     def _step(self) -> list[Rows]:
-        """Return a row of each running request, in pages of their own."""
+        """Return the rows of each running request, in pages of their own."""
         self._retract(self._next_pages)
         for request in self.running:
-            self.blocks.grow(request, request.computed + 1)
-        return [Rows(request, 1) for request in self.running]
+            self.blocks.grow(request, request.known)
+        return [Rows(request, request.window) for request in self.running]
 
     def _next_pages(self) -> int:
-        return sum(self.blocks.more(request, request.computed + 1) for request in self.running)
+        return sum(self.blocks.more(request, request.known) for request in self.running)
 
     def _retract(self, need: Callable[[], int]) -> bool:
         """Let running requests give up their cache until what is needed is there; False if it was."""

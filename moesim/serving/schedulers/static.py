@@ -41,7 +41,7 @@ class Static(Scheduler):
 
     @property
     def most_rows(self) -> int:
-        return max(self.prefill_chunk or self.most_requests * self.longest, self.most_requests)
+        return max(self.prefill_chunk or self.most_requests * self.longest, self.most_requests * self.window)
 
     @property
     def n_running(self) -> int:
@@ -52,7 +52,7 @@ class Static(Scheduler):
             self.batch = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
         reading = [request for request in self.batch if not request.decodes]
         if not reading:
-            return [Rows(request, 1) for request in self.batch]
+            return [Rows(request, request.window) for request in self.batch]
         found, room = [], self.prefill_chunk or sum(request.prompt for request in reading)
         for request in reading:
             if room:

@@ -3,19 +3,19 @@
 | step of the server | here |
 |---|---|
 | one request at a time by default; `"parallel": N` keeps up to N | `parallel` |
-| a request alone decodes in windows of a token and its drafts | windows of one row: drafts come later |
+| a request alone decodes in windows of a token and its drafts | the same, with the drafts of the workload |
+| in a slot it has no drafts, or one (`--batch-mtp`) | the same; `batch_mtp` |
 | a second request stops the first, which continues in a slot; nothing is read again | the same: it costs nothing |
 | admissions one at a time, by chunks of `--prefill` tokens; between two that took t each, the slots decode for `decode_share` x t | the same; whether they also decode after the last chunk, with others waiting, is not said: not here |
 | a prompt shorter than a chunk is not interrupted | the same |
 | a prompt more than twice as long as one that waits gives way to it at a chunk's end, at most twice, if a slot is free | the same; to the first such one |
-| a window has a row of every slot, at most 8; further slots rotate | the same |
-| a request left alone in a slot returns to the path alone | the same rows: it has no drafts yet |
+| a window has the rows of every slot, at most 8; further slots rotate | the same |
+| a request left alone in a slot, with none waiting, returns to the path alone, at most twice | the same |
 | a conversation's next turn takes its slot, a new one the slot used longest ago | by common prefix, as the hashes of a request trace say |
 | KV cache: each slot has room for the whole context | `kv_tokens`; by default the longest request in every slot |
 
 Read: docs/BATCHING.md of Niko1221/Strata at 045219a1.
-Missing: drafts (`--mtp`, `--batch-mtp`) and so what the path alone gains by them, groups of slots that flow through several GPUs as a
-pipeline, conversations parked in host memory, the copies of a state to and from a slot (50 to 60 ms for a short one).
+Missing: the choice of drafts by their probability, groups of slots that flow through several GPUs as a pipeline, conversations parked in host memory, the copies of a state to and from a slot (50 to 60 ms for a short one).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 WINDOW: Final = 8  # rows
 YIELDS: Final = 2  # times that a long prompt gives way
+RETURNS: Final = 2  # times that a request leaves its slot for the path alone
 
 
 @scheduler
@@ -45,9 +46,12 @@ class Strata(Scheduler):
     parallel: int = asked(1, 'conversations at once ("parallel", --batch)')
     prefill: int = asked(2048, "tokens of a prompt's chunk (--prefill)")
     decode_share: float = asked(0.5, "time to decode after a chunk, as a share of its time (STRATA_BATCH_DECODE_SHARE)", least=0)
+    batch_mtp: bool = asked(False, "one draft for each slot (--batch-mtp)")
     slots: Slots = field(init=False)
     reading: list[Request] = field(default_factory=list, init=False)  # prompts; the last is read, the others gave way
-    gave_way: Counter[int] = field(default_factory=Counter, init=False)
+    gave_way: Counter[int] = field(default_factory=Counter, init=False)  # times, by request
+    returned: dict[int, int] = field(default_factory=dict, init=False)  # times, of requests that were in slots
+    alone: Request | None = field(default=None, init=False)
     began_ns: int | None = field(default=None, init=False)  # of the chunk that is read
     decode_until_ns: int = field(default=0, init=False)
     first: int = field(default=0, init=False)  # of the next window, among more slots than it has rows
@@ -61,7 +65,7 @@ class Strata(Scheduler):
 
     @property
     def most_rows(self) -> int:
-        return max(self.prefill, min(self.parallel, WINDOW))
+        return max(self.prefill, WINDOW, self.window)
 
     @property
     def n_running(self) -> int:
@@ -79,11 +83,27 @@ class Strata(Scheduler):
                 self.began_ns = now_ns
                 request = self.reading[-1]
                 return [Rows(request, min(self.prefill, request.known - request.computed))]
-        if len(decoding) > WINDOW:
+        self._choose_path()
+        most = WINDOW // (1 + self.batch_mtp)
+        if len(decoding) > most:
             self.first %= len(decoding)
-            decoding = (decoding + decoding)[self.first : self.first + WINDOW]
-            self.first += WINDOW
-        return [Rows(request, 1) for request in decoding]
+            decoding = (decoding + decoding)[self.first : self.first + most]
+            self.first += most
+        return [Rows(one, one.cut(one.window if one is self.alone else 1 + self.batch_mtp)) for one in decoding]
+
+    def _choose_path(self) -> None:
+        """Let a request decode alone, or all in slots."""
+        present = self.slots.requests
+        if len(present) > 1 or (self.waiting and self.parallel > 1):
+            self.alone = None
+            for request in present:
+                self.returned.setdefault(request.number, 0)
+        elif present and self.alone is not present[0]:
+            number = present[0].number
+            if self.returned.get(number, 0) < RETURNS:
+                self.alone = present[0]
+                if number in self.returned:
+                    self.returned[number] += 1
 
     def _admit(self) -> None:
         while self.reading and self.reading[-1].decodes:
@@ -107,3 +127,6 @@ class Strata(Scheduler):
     def leave(self, request: Request) -> None:
         self.slots.leave(request)
         del self.gave_way[request.number]
+        self.returned.pop(request.number, None)
+        if self.alone is request:
+            self.alone = None

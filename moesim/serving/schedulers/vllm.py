@@ -8,7 +8,7 @@
 | full blocks that are cached are not computed again, of at most all known tokens but one | the same, by the hashes of a request trace; after a preemption by its own blocks |
 | blocks that nobody uses are reused least recently used first, a request's last block before its first | the same |
 | without chunked prefill a prompt larger than the budget left ends the admission | `chunked: false`; one larger than the whole budget is refused |
-| a request whose computed tokens reach the known ones samples one | the same |
+| a request whose computed tokens reach the known ones samples; drafts beyond the budget are dropped | the same |
 | KV cache: what the weights leave of the memory | `kv_tokens`; by default the longest request, `max_num_seqs` times or as often as requests can be there at once |
 
 Read: vllm/v1/core/sched/scheduler.py of vllm-project/vllm at 00024d31. The size of a block and the budget's default, which depends on
@@ -73,7 +73,7 @@ class Vllm(Pooled):
         budget, preempted, i = self.max_num_batched_tokens, False, 0
         while i < len(self.running) and budget > 0:
             request = self.running[i]
-            n = min(self._wanted(request, request.computed), budget)
+            n = request.cut(min(self._wanted(request, request.computed), budget))
             while not self.blocks.grow(request, request.computed + n):
                 victim = self.running.pop()
                 self.blocks.release(victim)
