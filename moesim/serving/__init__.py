@@ -86,7 +86,7 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
     order = np.array(usable)[np.random.default_rng(spec.seed).permutation(len(usable))]
     asked = asked_of(spec, file)
     scheduler = make_scheduler(spec.scheduler_options)
-    scheduler.longest = int((asked.prompt + asked.answer).max())
+    scheduler.longest, scheduler.at_once = int((asked.prompt + asked.answer).max()), min(spec.closed or len(asked), len(asked))
     end_ns = None if spec.until_s is None else round(spec.until_s * NS_PER_S)
 
     def source() -> Source:
@@ -101,6 +101,7 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
         labels.append(f"{file.failed} failed requests of {file.name} left out")
     labels += _refused(asked, scheduler)
     drafts = None if spec.drafts is None else read_drafts(json.loads(str(spec.drafts)))
+    scheduler.window = 1 if drafts is None else 1 + drafts.n
     return ServedWorkload(
         spec, tuple(labels), trace=trace, scheduler=scheduler, make_source=source, asked=asked, end_ns=end_ns, drafts=drafts,
         order=tuple(order.tolist()),

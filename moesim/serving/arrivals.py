@@ -37,6 +37,7 @@ class Arrival(NamedTuple):
     answer: int
     user: int = -1
     blocks: tuple[int, ...] = ()
+    block_tokens: int = 0
 
 
 class Source(Protocol):
@@ -89,8 +90,9 @@ class Asked:
 
     def arrival(self, i: int, ns: int, user: int = -1) -> Arrival:
         """Return a request that arrives now."""
-        blocks = () if self.file is None else self.file.blocks(i % len(self.file))
-        return Arrival(ns, int(self.prompt[i]), int(self.answer[i]), user, blocks)
+        # Of a file that is read again the content is not the same again.
+        blocks = self.file.blocks(i) if self.file is not None and i < len(self.file) else ()
+        return Arrival(ns, int(self.prompt[i]), int(self.answer[i]), user, blocks, self.block)
 
 
 class Open:

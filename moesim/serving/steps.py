@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 
 from moesim.errors import WorkloadError
+from moesim.serving.audit import check_count, check_end, check_plan
 from moesim.serving.drafts import Drafting, Drafts
 from moesim.serving.requests import Request, RequestRecord, Routing
 from moesim.trace.workload import MicroBatch, Step, Workload
@@ -39,7 +40,7 @@ class ServedStep(Step):
 
     def __init__(
         self, index: int, rows: Sequence[Rows], gained: Mapping[int, int], drafts: Drafts | None, kv_tokens: int, n_active: int,
-        trace: Trace,
+        trace: Trace, *, ends_prompts: bool,
     ) -> None:  # fmt: skip
         self.index, self.batch = index, 0
         self.kv_tokens, self.n_active = kv_tokens, n_active
@@ -54,12 +55,12 @@ class ServedStep(Step):
         self._sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
         decodes = [one.request.decodes for one in rows]
         self.phase = "decode" if all(decodes) else MIXED if any(decodes) else "prefill"
-        self.last_chunk = self.phase != "prefill" or bool(gained)
+        self.last_chunk = self.phase != "prefill" or ends_prompts
         self.n_tokens = sum(counts)
         numbers = np.array([one.request.number for one in rows], np.int32)
         self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
         self._rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
-        self._begins = tuple([one.request.number for one in rows if not one.request.computed])
+        self._begins = tuple([one.request.number for one in rows if not one.request.rows_run])
         self._ends = tuple([
             one.request.number for one in rows
             if one.request.generated + gained.get(one.request.number, 0) == one.request.answer
@@ -143,6 +144,7 @@ class Serving:
         if self._present:
             for one in self._present:
                 one.request.computed += one.n
+                one.request.rows_run += one.n
             self._present = []
             if not self._passes:
                 self._sample(now_ns)
@@ -159,6 +161,7 @@ class Serving:
                 left = request.answer - request.generated - 1
                 request.drafts = min(self._drafts.n, left) if request.decodes else 0
         rows = list(scheduler.plan(now_ns))
+        check_plan(scheduler, rows, self._open)
         if not rows:
             following = self._source.next_ns()
             if following is None and self._open:
@@ -196,19 +199,21 @@ class Serving:
         scheduler = self._scheduler
         self._gained |= gained
         capacity, most = scheduler.capacity, scheduler.most_requests
-        step = ServedStep(self._index, rows, gained, self._drafts, capacity, most, self._trace)
+        step = ServedStep(
+            self._index, rows, gained, self._drafts, capacity, most, self._trace, ends_prompts=scheduler.ends_prompts(rows)
+        )
         self._index += 1
         self._present = rows
         return step
 
     def _sample(self, now_ns: int) -> None:
         """Count the tokens that come at the end of a step; requests that have all of theirs leave."""
+        self._count(now_ns)
         for request, _ in self._rows:
             if request.computed != request.known:
                 continue
             gained = self._gained[request.number]
-            request.generated += gained
-            request.computed, request.drafts = request.prompt + request.generated - 1, 0  # what was refused is forgotten
+            request.take(gained)
             if request.first_ns < 0:
                 request.first_ns = now_ns
             else:
@@ -216,9 +221,9 @@ class Serving:
             self._gaps.extend([0] * (gained - 1))
             request.last_ns = now_ns
             if request.over:
+                check_end(self._scheduler, request)
                 self._scheduler.leave(request)
                 self._source.ended(request, now_ns)
-                self._count(now_ns)
                 del self._open[request.number]
                 self._done.append(request.record())
         self._rows, self._gained = [], {}
@@ -238,7 +243,8 @@ class Serving:
 
     def _request(self, arrival: Arrival) -> Request:
         number, self._arrived = self._arrived, self._arrived + 1
-        return Request(number, arrival.ns, arrival.prompt, arrival.answer, self._route(number), arrival.user, arrival.blocks)
+        ns, prompt, answer, user, blocks, size = arrival
+        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size)
 
     def _count(self, now_ns: int) -> None:
         """Add up who was there since the last change."""
@@ -249,6 +255,7 @@ class Serving:
     def served(self) -> Served:
         """Return what became of all requests so far."""
         left = list(self._open.values())
+        check_count(self._scheduler, self._arrived, self._done, left)
         waited = sum(self._now - request.arrival_ns for request in left if request.start_ns < 0)
         records = sorted(self._done + [request.record() for request in left])
         return Served(records, self._gaps, self._queue_ns + waited, self._inside_ns, self._slots_ns, len(left), self._now)

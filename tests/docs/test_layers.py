@@ -24,6 +24,7 @@ LEVELS: list[dict[str, str]] = [
         "inputs": "hardware hardware.* hardware.costs.curves trace trace.* serving serving.* "
         "experiment.config experiment.config_errors experiment.forms experiment.include",
     },
+    {"serving": "serving serving.*"},
     {"facts": "policy records capacity metrics.machine"},
     {"costs": "hardware.costs hardware.costs.*", "kernels": "live.kernels live.kernels.*"},
     {
