@@ -9,6 +9,7 @@ import pytest
 
 from moesim.errors import WorkloadError
 from moesim.serving import SCHEDULERS
+from moesim.serving.drafts import Drafts
 from moesim.serving.scheduler import options_of
 from tests.serving.stepping_kit import Asked, run
 
@@ -44,13 +45,14 @@ def asked(rng: random.Random) -> list[Asked]:
     return found
 
 
-def drawn(name: str, seed: int) -> tuple[dict[str, Any], list[Asked]]:
+def drawn(name: str, seed: int) -> tuple[dict[str, Any], list[Asked], Drafts | None]:
     rng = random.Random(f"{name} {seed}")
     requests = asked(rng)
     options = {"name": name, **{key: rng.choice(values) for key, values in OPTIONS[name].items()}}
     if rng.random() < 0.5:  # little room, in which they wait, are preempted or refused
         options["kv_tokens"] = max(1, max(one.prompt + one.answer for one in requests) + rng.randint(-9, 30))
-    return options, requests
+    drafts = Drafts(n := rng.randint(1, 4), (0.9, 0.7, 0.5, 0.2)[:n]) if rng.random() < 0.4 else None
+    return options, requests, drafts
 
 
 def test_every_scheduler_and_option_is_drawn():
@@ -62,11 +64,11 @@ def test_every_scheduler_and_option_is_drawn():
 def test_all_requests_end_or_are_refused(name: str):
     waited = cached = preempted = 0
     for seed in range(MIXES):
-        options, requests = drawn(name, seed)
+        options, requests, drafts = drawn(name, seed)
         if name == "ktransformers" and options["chunk_size"] < options["max_batch_size"]:
             options["chunk_size"] = options["max_batch_size"]
         try:
-            found = run(options, requests)
+            found = run(options, requests, drafts=drafts)
         except WorkloadError as error:
             if "expected a request that can be served, got none" not in str(error):
                 raise
@@ -77,7 +79,7 @@ def test_all_requests_end_or_are_refused(name: str):
         cached += any(one.cached for one in found.records)
         preempted += any(one.preempted for one in found.records)
         if seed % 10 == 0:
-            again = run(options, requests)
+            again = run(options, requests, drafts=drafts)
             assert (again.steps, again.records) == (found.steps, found.records)
     # The mixes are no idle ones.
     assert waited > 20

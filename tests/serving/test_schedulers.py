@@ -11,6 +11,7 @@ import pytest
 
 from moesim.errors import ConfigError, SimulationError
 from moesim.serving import SCHEDULERS, make_scheduler
+from moesim.serving.drafts import Drafts
 from moesim.serving.scheduler import Pooled, Rows, Scheduler
 from tests.serving.stepping_kit import Asked, run, table
 
@@ -220,6 +221,32 @@ def test_strata_rotates_more_slots_than_a_window_has_rows():
     found = run({"name": "strata", "parallel": 9, "prefill": 100}, [Asked(0, 1, 3)] * 9)
     counts = [len(step.rows.split()) for step in found.steps if step.phase == "decode"]
     assert counts == [8, 8, 2]
+
+
+ACCEPTED = Drafts(3, (1.0, 1.0, 1.0))
+
+
+def test_strata_alone_has_drafts_and_slots_one_or_none():
+    asked = [Asked(0, 4, 13), Asked(2, 4, 3)]
+    found = run({"name": "strata", "parallel": 2}, asked, drafts=ACCEPTED)
+    # A alone gains 4 tokens a window, one next to B, and 4 again when B has ended.
+    assert [step.rows for step in found.steps] == ["A4", "A4", "B4", "B1 A1", "B1 A1", "A4", "A2"]
+    found = run({"name": "strata", "parallel": 2, "batch_mtp": True}, asked, drafts=ACCEPTED)
+    assert [step.rows for step in found.steps] == ["A4", "A4", "B4", "B2 A2", "A4", "A2"]
+
+
+def test_strata_leaves_its_slot_twice():
+    asked = [Asked(0, 1, 30), *[Asked(at, 1, 2) for at in (3, 8, 13)]]
+    found = run({"name": "strata", "parallel": 2}, asked, drafts=Drafts(1, (0.0,)))
+    alone = [(step.ns, step.rows) for step in found.steps if step.rows.startswith("A") and " " not in step.rows]
+    assert [rows for ns, rows in alone if 5 <= ns < 8] == ["A2", "A2", "A2"]
+    assert [rows for ns, rows in alone if 10 <= ns < 13] == ["A2", "A2", "A2"]
+    assert {rows for ns, rows in alone if ns >= 15} == {"A1"}
+
+
+def test_vllm_drops_drafts_beyond_its_budget():
+    found = run({"name": "vllm", "max_num_batched_tokens": 6}, [Asked(0, 3, 9), Asked(0, 3, 9)], drafts=ACCEPTED)
+    assert [step.rows for step in found.steps] == ["A3 B3", "A4 B2", "A4 B2", "B4"]
 
 
 # -------------------------------------------------------------------------------------------------------------------- static
