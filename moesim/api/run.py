@@ -256,7 +256,9 @@ def _carried_out(
     experiment = Experiment(config, place, known=given)
     typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)  # which no other process can import
     folder, n = None if out is None else Path(out), 1 if typed else jobs
-    return Result(executed(experiment, folder, jobs=n, progress=progress).rows, experiment)
+    results = executed(experiment, folder, jobs=n, progress=progress)
+    served = {i: one.records for i, one in enumerate(results.outcomes) if one.records is not None and one.records.served}
+    return Result(results.rows, experiment, folder, requests=served)
 
 
 def real_speeds(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> tuple[float, float] | None:

@@ -46,13 +46,14 @@ from moesim.experiment.sweep import each_machine, expand
 from moesim.experiment.workers import Workers
 from moesim.hardware import load_hardware
 from moesim.metrics.breakdown import breakdown
-from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
+from moesim.metrics.frames import frame_bytes, layer_frame, request_bytes, request_table, step_frame
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import LIVE, fingerprint, hardware_label, policy_label
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import NOT_TRUSTED, reading
 from moesim.policies.user_code import foreign
 from moesim.records import Records
+from moesim.serving.steps import Served
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.shards import PARTS_SUFFIX
 
@@ -206,7 +207,7 @@ def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
 _NAMES = (RESOLVED, INPUTS, SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
-          "frames/layers.parquet")  # fmt: skip
+          "frames/layers.parquet", "requests.parquet")  # fmt: skip
 _FOLDERS = (DATASET, RECORDS, "plots")
 _FIGURE = re.compile(r"(?P<figure>[\w-]+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
 
@@ -253,7 +254,9 @@ class Output:
         self._in_gantt = [s.index for s in self._first] if needs_records(self._plots) else []
         every = [s.index for s in experiment.specs] if config.frames else []
         steps = config.timeline.steps if config.timeline is not None else 0
-        self.kept: dict[int, Kept] = dict.fromkeys(self._in_timeline, steps) | dict.fromkeys([*self._in_gantt, *every], True)
+        self._with_requests = [s.index for s in experiment.specs if s.workload.served]
+        self.kept: dict[int, Kept] = dict.fromkeys(self._with_requests, 0) | dict.fromkeys(self._in_timeline, steps)
+        self.kept |= dict.fromkeys([*self._in_gantt, *every], True)
 
     def write(self, results: Results, workers: Workers | None = None, *, progress: bool = False) -> Path:
         """Write all files: they replace earlier ones together, or not at all.
@@ -281,6 +284,7 @@ class Output:
             }
             if repeated(results.rows):
                 files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
+            files |= self._requests(results)
             files |= self._timeline(results)
             files |= self._figures(results, resolved, workers, progress)
             files[INPUTS] = self.experiment.small.to_bytes()
@@ -310,6 +314,12 @@ class Output:
             resolved[FIGURES] = {"key": key, "files": sorted(figures)}
         return {f"plots/{name}": content for name, content in figures.items()}
 
+    def _requests(self, results: Results) -> dict[str, bytes]:
+        runs = (results.outcomes[i] for i in self._with_requests)
+        found = ((one.row, served_of(self.folder, one)) for one in runs if one.failure is None)
+        data = request_bytes(request_table(row, served) for row, served in found if served is not None)
+        return {"requests.parquet": data} if data else {}
+
     def _timeline(self, results: Results) -> dict[str, bytes]:
         config = self.experiment.config.timeline
         shown = [results.outcomes[i] for i in self._in_timeline if results.outcomes[i].records is not None]
@@ -326,6 +336,12 @@ class Output:
             "frames/steps.parquet": frame_bytes([row for outcome in kept for row in step_frame(outcome)]),
             "frames/layers.parquet": frame_bytes([row for outcome in kept for row in layer_frame(outcome)]),
         }
+
+
+def served_of(folder: Path, outcome: Outcome) -> Served | None:
+    """Return what became of the requests of a run, which its folder has."""
+    records = outcome.records or Store(folder, read_only=True).records(str(outcome.row["key"]), 0)
+    return None if records is None else records.served
 
 
 def _figures_there(folder: Path, names: Collection[str]) -> list[str]:

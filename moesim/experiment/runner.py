@@ -53,7 +53,7 @@ class FirstSteps:
         self._n_steps = n_steps
         self._pieces: list[Records] = []
         self._n_tasks = 0
-        self._over = self._cut = False
+        self._over, self._cut = not n_steps, False
 
     def add(self, records: Records, settled_ns: int) -> None:
         """Take the next records, unless all that began in the first steps is there."""
@@ -72,7 +72,7 @@ class FirstSteps:
         }
         return Records(
             **tables, used_fetches=set().union(*(piece.used_fetches for piece in self._pieces)), peak_bytes=run.peak_bytes,
-            pool_peak_bytes=run.pool_peak_bytes, makespan_ns=run.makespan_ns,
+            pool_peak_bytes=run.pool_peak_bytes, makespan_ns=run.makespan_ns, served=run.served,
             first_steps=self._n_steps if self._cut else None,
         )  # fmt: skip
 
@@ -262,7 +262,7 @@ class Execution:
 
 SIMULATED = Execution(simulate)
 Kept = bool | int
-"""Records to keep of a run: all, none, or those of so many first steps."""
+"""Records to keep of a run: all, none, or those of so many first steps; 0: what became of its requests alone."""
 Examine = Callable[[Any, "RunSpec", Outcome], Any]
 """A question of a study to the records of a run: a function of a module, for it goes to the process that has them."""
 
@@ -393,7 +393,7 @@ def _carry_out(
     if execution.measured:
         placed.append(initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables))
     sources, costs = spec.sources(trace, workload), spec.costs(policy)
-    found, first = _Found(machine), FirstSteps(keep) if keep else None
+    found, first = _Found(machine), None if keep is False else FirstSteps(keep)
     in_pieces = keep is not True and not execution.measured
 
     def take(records: Records, settled_ns: int) -> None:
