@@ -16,7 +16,7 @@ from moesim.experiment.routing import SCORES, routing_labels, routing_notes
 from moesim.experiment.sweep import Ends, RunSpec
 from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
-from moesim.metrics import Value
+from moesim.metrics import Value, serving
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.columns import joined
@@ -28,6 +28,7 @@ from moesim.model import ModelSpec
 from moesim.policies.registry import make_policy
 from moesim.policy import CACHE, Placement, Policy
 from moesim.records import KINDS, Records, activities
+from moesim.serving.steps import Served, ServedWorkload
 from moesim.trace.predictors import FutureUse
 from moesim.trace.workload import Workload
 from moesim.trace.workload.compose import drawn
@@ -321,6 +322,8 @@ def _run(
     notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
     if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
         notes.append("scores of the chosen experts only")
+    if done.served is not None and isinstance(workload, ServedWorkload):
+        notes += serving.notes(done.served, workload.scheduler.most_requests)
     notes += [*idle_gpus(metrics, machine), *_paging(spec, workload, done.placement)]
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []
@@ -365,6 +368,7 @@ class _Done:
     activities: frozenset[str]
     metrics: Mapping[str, Value]
     labels: tuple[str, ...]
+    served: Served | None
 
 
 class _Found:
@@ -416,7 +420,7 @@ def _carry_out(
         found.add(records)
     metrics = spec.metrics(found.summary, workload)
     kept = None if first is None else first.of(records) if in_pieces else records
-    return _Done(policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels)
+    return _Done(policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels, found.summary.served)
 
 
 def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:
