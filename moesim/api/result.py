@@ -144,6 +144,12 @@ class Result:
             self._requests[index] = kept or _records(self._outcome(index, keep=False, wanted=0))
         return self._requests[index].served
 
+    def _served_runs(self, rows: DataFrame, what: str) -> dict[str, Served]:
+        found = {str(row["policy"]): self._served(int(row["run"])) for _, row in rows.iterrows()}
+        if None in found.values():
+            raise ConfigError(f"plot {what}: expected runs of a served workload, got others; give the workload arrivals or closed")
+        return {policy: served for policy, served in found.items() if served is not None}
+
     def timeline(self, *policies: str, steps: int = 3) -> Timeline:
         """Return the first steps at the first setting as trace events.
 
@@ -257,6 +263,9 @@ class Result:
                 outcomes = [self._outcome(int(run)) for run in shared["run"]]
                 runs = {str(one.row["policy"]): _records(one) for one in outcomes}
                 asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
+            elif drawn.source == "requests":
+                shared, missing = shared_setting(frame, kind)
+                asked = {kind: ([self._served_runs(shared, kind)], {**options, "label": setting_label(shared, missing)})}
             else:
                 asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
             return {name: _showable(drawn.drawing(*given, **more), medium) for name, (given, more) in asked.items()}
@@ -266,7 +275,7 @@ class Result:
 
         if source not in IN_EXPERIMENTS:
             raise ConfigError(f"plot {kind}: expected a figure of runs, got one that draws {SOURCES[source]}")
-        if source in ("rows", "records"):
+        if source in ("rows", "records", "requests"):
             return rows
         import pandas as pd
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -53,7 +54,6 @@ from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import NOT_TRUSTED, reading
 from moesim.policies.user_code import foreign
 from moesim.records import Records
-from moesim.serving.steps import Served
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.shards import PARTS_SUFFIX
 
@@ -306,7 +306,7 @@ class Output:
             resolved[FIGURES] = {"key": key, "files": [path.name for path in before.values()]}
             return before
         by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-        figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)
+        figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, folder=self.folder, progress=progress)
         if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
             for line in left_out:
                 say(f"moesim: {line}")
@@ -316,8 +316,8 @@ class Output:
 
     def _requests(self, results: Results) -> dict[str, bytes]:
         runs = (results.outcomes[i] for i in self._with_requests)
-        found = ((one.row, served_of(self.folder, one)) for one in runs if one.failure is None)
-        data = request_bytes(request_table(row, served) for row, served in found if served is not None)
+        found = ((one.row, with_requests(self.folder, one).records) for one in runs if one.failure is None)
+        data = request_bytes(request_table(row, records.served) for row, records in found if records is not None and records.served)
         return {"requests.parquet": data} if data else {}
 
     def _timeline(self, results: Results) -> dict[str, bytes]:
@@ -338,10 +338,11 @@ class Output:
         }
 
 
-def served_of(folder: Path, outcome: Outcome) -> Served | None:
-    """Return what became of the requests of a run, which its folder has."""
-    records = outcome.records or Store(folder, read_only=True).records(str(outcome.row["key"]), 0)
-    return None if records is None else records.served
+def with_requests(folder: Path | None, outcome: Outcome) -> Outcome:
+    """Return a run with what became of its requests, which its folder has."""
+    if outcome.records is not None or folder is None:
+        return outcome
+    return replace(outcome, records=Store(folder, read_only=True).records(str(outcome.row["key"]), 0))
 
 
 def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
@@ -488,6 +489,7 @@ def draw(
     runs: Mapping[str, Outcome],
     workers: Workers | None = None,
     *,
+    folder: Path | None = None,
     progress: bool = False,
 ) -> tuple[dict[str, bytes], list[str]]:
     """Draw all figures as PNG, PDF, CSV and text, shared with workers; name what is left out."""
@@ -496,7 +498,7 @@ def draw(
     among = list(dict.fromkeys(str(outcome.row["policy"]) for outcome in outcomes))
     for entry in asked:
         try:
-            figures.extend(_Figure(entry, *one, among) for one in _figures(entry, outcomes, runs))
+            figures.extend(_Figure(entry, *one, among) for one in _figures(entry, outcomes, runs, folder))
         except ConfigError as error:
             refused[entry.name] = error
     files: dict[str, bytes] = {}
@@ -559,14 +561,15 @@ def _source(kind: str) -> str:
 
 
 def _figures(
-    asked: Asked, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
+    asked: Asked, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path | None
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
     """Return each figure of an entry: its name, what it draws, and its options."""
     import pandas as pd  # takes half a second to import
 
     from moesim.plots.captions import setting_label
     from moesim.plots.catalogue import figures_of
-    from moesim.plots.drawing import chosen
+    from moesim.plots.drawing import chosen, served_runs
+    from moesim.plots.result_rows import shared_setting
 
     source = _source(asked.kind)
     if source == "records":
@@ -583,7 +586,13 @@ def _figures(
         label = setting_label(rows, missing)
         yield asked.name, [records, next(iter(kept.values())).machine], {**asked.options, "label": label}
         return
-    frame = chosen(_frame(source, outcomes), asked.policies, asked.where, asked.kind)
+    frame = chosen(_frame("rows" if source == "requests" else source, outcomes), asked.policies, asked.where, asked.kind)
+    if source == "requests":
+        rows, missing = shared_setting(frame, asked.kind)
+        by_run = {outcome.row["run"]: outcome for outcome in outcomes}
+        found = {str(row["policy"]): with_requests(folder, by_run[row["run"]]) for _, row in rows.iterrows()}
+        yield asked.name, [served_runs(found, asked.kind)], {**asked.options, "label": setting_label(rows, missing)}
+        return
     for figure, part in figures_of(asked.kind, frame, asked.options):
         yield asked.name + figure.removeprefix(asked.kind), [part], asked.options
 
