@@ -144,8 +144,9 @@ class Records:
     """All records of one run, in the order in which they were completed.
 
     ``used_fetches`` holds the numbers of the fetches whose copy some Run read; ``makespan_ns`` is the end of the last step.
-    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool). ``served`` is what became of requests that arrived. Of a long run only the
-    records of the first steps may be kept: ``first_steps`` says of how many; None: of all.
+    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool). ``served`` is what
+    became of requests that arrived. Of a long run only the records of the first steps may be kept: ``first_steps`` says of how
+    many; None: of all.
     """
 
     tasks: RecordTable[TaskRecord] = field(default_factory=lambda: RecordTable(TaskRecord))

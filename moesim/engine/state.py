@@ -20,9 +20,8 @@ from moesim.hardware.types import Device, Link
 from moesim.model import ModelSpec
 from moesim.policy import DEMAND, PREFETCH, Placement, Policy, View
 from moesim.records import Records
-from moesim.serving.steps import Serving
 from moesim.trace.workload import MicroBatch, Step, Workload
-from moesim.trace.workload.compose import InOrder
+from moesim.trace.workload.compose import Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -338,7 +337,7 @@ class State:
     # What goes on.
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
-    steps: InOrder | Serving = field(init=False)
+    steps: Source = field(init=False)
     listens: frozenset[type] = field(init=False)
     records: Records = field(default_factory=Records)
     task_numbers: Iterator[int] = field(default_factory=lambda: count(1))  # the submission order on lanes

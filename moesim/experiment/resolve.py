@@ -33,8 +33,8 @@ from moesim.metrics.naming import fingerprint, hardware_label, model_label, poli
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
 from moesim.policies.user_code import foreign, sources_digest, would_import
+from moesim.serving import composed
 from moesim.trace.made import trace_label
-from moesim.serving import ServedWorkload, composed
 from moesim.trace.workload import Workload, WorkloadSpec
 from moesim.trace.workload.compose import drawn, select
 

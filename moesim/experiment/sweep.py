@@ -28,13 +28,13 @@ from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.hardware.engines import transfer_of
 from moesim.hardware.read import flatten, is_number
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
+from moesim.metrics.serving import measures
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
 from moesim.policies.user_code import foreign
+from moesim.serving import ServedWorkload
 from moesim.trace.made import no_more_than, trace_label
 from moesim.trace.predictors import PredictorSet
-from moesim.metrics.serving import measures
-from moesim.serving import ServedWorkload
 from moesim.trace.workload import WorkloadSpec
 from moesim.trace.workload.spec import shortened, size_of
 

@@ -34,8 +34,8 @@ from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import code_names
 from moesim.policies.user_code import sources_digest
+from moesim.serving import composed
 from moesim.trace import Trace, find_trace
-from moesim.serving import ServedWorkload, composed
 from moesim.trace.workload import Workload, WorkloadSpec
 
 if TYPE_CHECKING:

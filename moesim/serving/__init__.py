@@ -13,8 +13,9 @@ from moesim.serving import schedulers as _  # noqa: F401, they register themselv
 from moesim.serving.arrivals import Arrival, Closed, Open, poisson, same
 from moesim.serving.requests import Request, RequestRecord
 from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
-from moesim.serving.steps import ServedWorkload, shifted
+from moesim.serving.steps import ServedWorkload
 from moesim.trace.workload import Workload, compose
+from moesim.trace.workload.compose import REUSE_SHIFTED
 from moesim.trace.workload.spec import REQUESTS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ PROMPT: Final = 512
 ANSWER: Final = 128
 
 
-def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload | ServedWorkload:
+def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload:
     """Compose what was asked for: batches that are there from the start, or requests that arrive.
 
     Parameters
@@ -41,7 +42,8 @@ def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[st
 
     Returns
     -------
-    Workload or ServedWorkload
+    Workload
+        Of requests that arrive a `ServedWorkload`.
 
     Raises
     ------
@@ -56,7 +58,9 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
     table, wanted = trace.requests, frozenset(require_signals)
     usable = [i for i in range(len(table)) if wanted.issubset(table.signals[i]) and table.n_prompt[i] + table.n_decode[i] > 0]
     if not usable:
-        raise WorkloadError(f"workload: expected a recorded request with signals {sorted(wanted)}, got none; choose another trace")
+        raise WorkloadError(
+            f"workload: expected a recorded request with signals {sorted(wanted)}, got none; choose another trace"
+        )
     order = tuple(usable[i] for i in np.random.default_rng(spec.seed).permutation(len(usable)))
     prompt, answer = spec.prompt_tokens or PROMPT, spec.answer_tokens or ANSWER
     n_requests = spec.n_requests or REQUESTS
@@ -75,5 +79,6 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
     longest_decode = int(max(table.n_decode[i] for i in usable))
     wraps = n_requests > len(usable) or answer > longest_decode + 1
     return ServedWorkload(
-        spec, trace, scheduler, source, n_requests, prompt + answer, answer, end_ns, order, shifted((), wraps=wraps)
+        spec, (REUSE_SHIFTED,) if wraps else (), trace=trace, scheduler=scheduler, make_source=source, n_requests=n_requests,
+        longest=prompt + answer, answer=answer, end_ns=end_ns, order=order,
     )  # fmt: skip

@@ -76,6 +76,10 @@ class Request:
     def over(self) -> bool:
         return self.generated >= self.answer
 
+    def ends_with(self, n: int) -> bool:
+        """Whether its last token comes once n more are computed."""
+        return self.computed + n == self.known and self.generated + 1 == self.answer
+
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""
         r, begin, end = self.routing, self.computed, self.computed + n

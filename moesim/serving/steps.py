@@ -8,14 +8,14 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
 from moesim.errors import WorkloadError
 from moesim.serving.requests import Request, RequestRecord, Routing
-from moesim.trace.workload.compose import REUSE_SHIFTED, MicroBatch, look_up
+from moesim.trace.workload import MicroBatch, Step, Workload
+from moesim.trace.workload.compose import Steps, look_up
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,48 +24,65 @@ if TYPE_CHECKING:
     from moesim.serving.scheduler import Rows, Scheduler
     from moesim.trace import Trace
     from moesim.trace.workload import WorkloadSpec
+    from moesim.trace.workload.compose import Admitted
 
 MIXED = "mixed"
 _GOLDEN = 40_503  # 2^16 over the golden ratio: copies of a recorded request begin as far from each other as can be
 
 
-class ServedStep:
-    """One pass of the rows that a scheduler chose; as `moesim.trace.workload.Step`."""
+class ServedStep(Step):
+    """One pass of the rows that a scheduler chose."""
 
-    batch = 0
+    __slots__ = ("_begins", "_ends", "_micro", "_rows", "_sequences", "_trace")
 
     def __init__(self, index: int, rows: Sequence[Rows], samples: int, kv_tokens: int, n_active: int, trace: Trace) -> None:
-        self.index = index
+        self.index, self.batch = index, 0
         self.kv_tokens, self.n_active = kv_tokens, n_active
         self.n_sequences = samples
         counts = [one.n for one in rows]
-        self.sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
+        self._sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
         decodes = [one.request.decodes for one in rows]
         self.phase = "decode" if all(decodes) else MIXED if any(decodes) else "prefill"
         self.last_chunk = self.phase != "prefill" or samples > 0
         self.n_tokens = sum(counts)
         numbers = np.array([one.request.number for one in rows], np.int32)
         self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
-        self.rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
-        self.begins = tuple(one.request.number for one in rows if not one.request.computed)
-        self.ends = tuple(
-            one.request.number for one in rows
-            if one.request.computed + one.n == one.request.known and one.request.generated + 1 == one.request.answer
-        )  # fmt: skip
+        self._rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
+        self._begins = tuple([one.request.number for one in rows if not one.request.computed])
+        self._ends = tuple([one.request.number for one in rows if one.request.ends_with(one.n)])
+        self._micro: tuple[MicroBatch, ...] | None = None
         self._trace = trace
 
     @property
+    def rows(self) -> NDArray[np.int64]:
+        return self._rows
+
+    @property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        return self._sequences
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        return self._begins
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self._ends
+
+    @property
     def work2(self) -> int:
-        return sum(n * (2 * context + n) for n, context in self.sequences)
+        return sum([n * (2 * context + n) for n, context in self._sequences])
 
     @property
     def n_micro(self) -> int:
         return 1
 
-    @cached_property
+    @property
     def micro(self) -> tuple[MicroBatch, ...]:
-        (found,) = look_up(self._trace, self.rows[None], [self.n_tokens])
-        return (MicroBatch(0, self.n_tokens, self.work2, self.n_sequences, *found),)
+        if self._micro is None:
+            (found,) = look_up(self._trace, self._rows[None], [self.n_tokens])
+            self._micro = (MicroBatch(0, self.n_tokens, self.work2, self.n_sequences, *found),)
+        return self._micro
 
 
 class Served(NamedTuple):
@@ -113,7 +130,8 @@ class Serving:
             return self._begin(self._passes.pop(0), now_ns)
         self._count(now_ns)
         if self._end_ns is not None and now_ns >= self._end_ns:
-            return self._finish()
+            self._check_any()
+            return None
         self._arrive(now_ns)
         scheduler = self._scheduler
         rows = list(scheduler.plan(now_ns))
@@ -121,21 +139,24 @@ class Serving:
             following = self._source.next_ns()
             if following is None and self._open:
                 raise WorkloadError(
-                    f"workload.scheduler: {scheduler.name} has {len(self._open)} requests and runs none of them; give it more KV cache"
+                    f"workload.scheduler: {scheduler.name} runs none of its {len(self._open)} requests; give it more KV cache"
                 )
             if following is not None and self._end_ns is not None:
                 following = min(following, self._end_ns)
-            return self._finish() if following is None else following
+            if following is None:
+                self._check_any()
+            return following
         self._rows = rows
         self._passes = list(_passes(rows, scheduler.pass_rows))
         return self._begin(self._passes.pop(0), now_ns)
 
-    def _finish(self) -> None:
+    def _check_any(self) -> None:
+        """Refuse a run in which no request was served."""
         if not self._index:
             refused = sum(record.refused for record in self._done)
             raise WorkloadError(
                 f"workload: expected a request that can be served, got none: {refused} are longer than the "
-                f"{self._scheduler.longest_possible:,} tokens that {self._scheduler.name} has room for, the others had not arrived "
+                f"{self._scheduler.longest_possible:,} tokens that {self._scheduler.name} has room for, others had not arrived "
                 f"at the end; give it more KV cache or time"
             )
 
@@ -222,76 +243,89 @@ def _passes(rows: Sequence[Rows], most: int | None) -> Iterator[list[Rows]]:
         yield present
 
 
-class ServedSteps:
-    """Steps that are known only as the run goes on; what a workload's steps must say beforehand, as far as it is known."""
+class ServedSteps(Steps):
+    """Steps that are known only as a run goes on; what can be said of them before is said."""
 
     def __init__(self, workload: ServedWorkload) -> None:
         trace = workload.trace
         self.shape = trace.n_layers, trace.n_experts, trace.top_k
+        self.stretches = []
         self._workload = workload
 
     def begin(self) -> Serving:
+        """Begin a run, which makes them."""
         return Serving(self._workload)
 
     def __len__(self) -> int:
-        """Steps if all slots were always full: no run has fewer."""
-        found = self._workload
+        """Return the steps of a run in which all slots are always in use: no run has fewer."""
+        found, by = self._workload, self._workload.scheduler
         rows = found.n_requests * found.longest
-        return max(1, rows // max(1, found.scheduler.most_rows), found.n_requests * found.answer // found.scheduler.most_requests)
+        return max(1, rows // max(1, by.most_rows), found.n_requests * found.answer // by.most_requests)
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+        raise WorkloadError(
+            "workload: expected steps that are known beforehand, got requests that arrive; use batches, or a policy or a study "
+            "that asks for no step before its time"
+        )
+
+    def __iter__(self) -> Iterator[Step]:
+        self[0]
+        yield from ()
 
     @property
     def n_tokens(self) -> NDArray[np.int64]:
+        """Rows of each step, roughly."""
         found = self._workload
-        each = max(1, found.n_requests * found.longest // len(self))
-        return np.full(len(self), each, np.int64)
+        return np.full(len(self), max(1, found.n_requests * found.longest // len(self)), np.int64)
 
-    def of_prefill(self) -> Iterator[ServedStep]:
+    def of_prefill(self) -> Iterator[Step]:
+        """Return none: a step with a prompt may have answers too."""
         return iter(())
 
 
 @dataclass(frozen=True, eq=False)
-class ServedWorkload:
-    """Requests that arrive, a scheduler, and the routing that they read; takes the place of `moesim.trace.workload.Workload`."""
+class ServedWorkload(Workload):
+    """Requests that arrive, a scheduler, and the routing that they read."""
 
-    spec: WorkloadSpec
-    trace: Trace
-    scheduler: Scheduler
-    make_source: Callable[[], Source]
-    n_requests: int  # at most
-    longest: int  # tokens of the longest
-    answer: int  # tokens of the longest answer
-    end_ns: int | None
-    order: tuple[int, ...]  # requests of the trace, in the order in which they are read
-    labels: tuple[str, ...]
-    served: bool = field(default=True, init=False)
+    steps: Steps = field(init=False)
+    admitted: tuple[Admitted, ...] = field(init=False, default=())
+    digest: str = field(init=False)
+    trace: Trace = field(kw_only=True)
+    scheduler: Scheduler = field(kw_only=True)
+    make_source: Callable[[], Source] = field(kw_only=True)
+    n_requests: int = field(kw_only=True)  # at most
+    longest: int = field(kw_only=True)  # tokens of the longest
+    answer: int = field(kw_only=True)  # tokens of the longest answer
+    end_ns: int | None = field(kw_only=True)
+    order: tuple[int, ...] = field(kw_only=True)  # requests of the trace, in the order in which they are read
 
-    @cached_property
-    def steps(self) -> ServedSteps:
-        return ServedSteps(self)
+    def __post_init__(self) -> None:
+        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order}
+        object.__setattr__(self, "digest", hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest())
+        object.__setattr__(self, "steps", ServedSteps(self))
 
     @property
     def requests(self) -> tuple[int, ...]:
+        """Requests of the trace that are read."""
         return self.order
 
     @property
-    def label(self) -> str:
-        return ", ".join(self.labels)
-
-    @property
-    def digest(self) -> str:
-        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order}
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-    @property
     def max_tokens(self) -> int:
+        """Rows of the largest pass."""
         return min(self.scheduler.most_rows, self.scheduler.most_requests * self.longest)
 
     @property
     def peak_requests(self) -> int:
+        """Requests that have a cache at once."""
         return self.scheduler.most_requests
 
     @property
     def peak_kv_tokens(self) -> int:
+        """Tokens of KV cache that the server reserves."""
         return self.scheduler.capacity
 
     def within(self, prompt_rows: int | None) -> WorkloadSpec:
@@ -306,7 +340,3 @@ class ServedWorkload:
         prompt, decode = (first, n_prompt), (first + n_prompt, n_decode)
         prompt, decode = (prompt if n_prompt else decode), (decode if n_decode else prompt)
         return Routing(*prompt, turn * prompt[1] // 65_536, *decode, turn * decode[1] // 65_536)
-
-
-def shifted(labels: Sequence[str], *, wraps: bool) -> tuple[str, ...]:
-    return (*labels, *([REUSE_SHIFTED] if wraps else []))

@@ -4,7 +4,7 @@
 |---|---|
 | requests that run, in the order of admission: tokens they know and have not computed, while the budget lasts | the same |
 | blocks are allocated for them; without any left the last admitted gives its own up, and begins again | the same |
-| then, if nothing was preempted, requests that wait, first come first served, up to `max_num_seqs`; the first that does not fit ends it | the same |
+| then, if nothing was preempted, requests that wait, in order, up to `max_num_seqs`, until one does not fit | the same |
 | a request whose computed tokens reach the known ones samples one | the same |
 | asynchronous scheduling: step t + 1 is planned before t is sampled | left out; it costs a row after an early end only |
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -483,7 +483,7 @@ class Steps(Sequence["Step"]):
         self._most = None if may_keep(trace, n_rows, n_visits) else _FEW
         self._held: dict[int, _Shared] = {}
 
-    def begin(self) -> InOrder:
+    def begin(self) -> Source:
         """Begin a run over them."""
         return InOrder(iter(self))
 
@@ -526,13 +526,21 @@ class Steps(Sequence["Step"]):
         )  # fmt: skip
 
 
+class Source(Protocol):
+    """Where a run takes its steps from."""
+
+    def after(self, now_ns: int) -> Step | int | None:
+        """Return the step that begins now, or the time in ns at which to ask again; None: all is done."""
+        ...
+
+
 class InOrder:
     """Steps that are known from the start, one after another."""
 
     def __init__(self, steps: Iterator[Step]) -> None:
         self._steps = steps
 
-    def after(self, now_ns: int) -> Step | None:
+    def after(self, now_ns: int) -> Step | int | None:
         """Return the step that begins now; None: all is done."""
         return next(self._steps, None)
 

@@ -146,13 +146,12 @@ class WorkloadSpec:
         given = [name for name in SERVED if getattr(self, name) is not None]
         if not self.served:
             if given:
-                raise WorkloadError(
-                    f"workload.{given[0]}: expected it next to arrivals or closed, which make a served workload, got neither; add one"
-                )
+                raise WorkloadError(f"workload.{given[0]}: expected arrivals or closed next to it, got neither; add one")
             return
         for name in ("rate", "think_s", "until_s"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf") and (value or name == "think_s")):
+            least = 0 if name == "think_s" else 1e-9
+            if value is not None and not (isinstance(value, int | float) and least <= value < float("inf")):
                 raise WorkloadError(f"workload.{name}: expected a positive number, got {value!r}")
         _ = self.limit_seconds  # checks them
         if self.arrivals is not None and self.closed is not None:
@@ -178,13 +177,14 @@ class WorkloadSpec:
     @property
     def scheduler_options(self) -> dict[str, Any]:
         """Name and options of the scheduler."""
-        written = self.scheduler or "llama-server"
-        return json.loads(written) if isinstance(written, str) and written.startswith("{") else {"name": written}
+        written = str(self.scheduler or "llama-server")
+        found: dict[str, Any] = json.loads(written) if written.startswith("{") else {"name": written}
+        return found
 
     @property
     def limit_seconds(self) -> dict[str, float]:
         """Seconds within which a request is good."""
-        found: Any = json.loads(self.limits) if isinstance(self.limits, str) else {}
+        found: dict[str, float] = json.loads(self.limits) if isinstance(self.limits, str) else {}
         for name, value in found.items():
             if name not in LIMITS:
                 raise WorkloadError(f"workload.limits: {unknown_name('limit', name, LIMITS)}")
@@ -215,7 +215,8 @@ _MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.defa
 def size_of(asked: Mapping[str, Any]) -> Size:
     """Compute how much a workload takes of a trace, by its parameters."""
     if asked.get("arrivals") is not None or asked.get("closed") is not None:
-        return Size(min(asked.get("n_requests") or REQUESTS, _ROUTED), asked["prompt_tokens"], asked.get("answer_tokens") or _ANSWER)
+        requests, answer = asked.get("n_requests") or REQUESTS, asked.get("answer_tokens") or _ANSWER
+        return Size(min(requests, _ROUTED), asked["prompt_tokens"], answer)
     return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
 
 
