@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from moesim.capacity import lacking, paging_note, required_bytes
 from moesim.core.processes import paused
 from moesim.core.units import format_memory
 from moesim.engine import chosen, empty_view, simulate
 from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
 from moesim.experiment.routing import SCORES, routing_labels, routing_notes
 from moesim.experiment.sweep import Ends, RunSpec
+from moesim.fits import lacking, paging_note, required_bytes
 from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Value, serving

@@ -24,7 +24,7 @@ LEVELS: list[dict[str, str]] = [
         "inputs": "hardware hardware.* hardware.costs.curves trace trace.* "
         "experiment.config experiment.config_errors experiment.forms experiment.include",
     },
-    {"facts": "policy records capacity metrics.machine"},
+    {"facts": "policy records fits metrics.machine"},
     {"costs": "hardware.costs hardware.costs.*", "kernels": "live.kernels live.kernels.*"},
     {
         "policies": "policies policies.*",

@@ -17,7 +17,7 @@ from moesim.trace.workload import WorkloadSpec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
 MOST = 5
-WAY = "experiment/* engine/* hardware/* metrics/* trace/workload/* trace/predictors.py trace/made.py policy.py capacity.py"
+WAY = "experiment/* engine/* hardware/* metrics/* trace/workload/* trace/predictors.py trace/made.py policy.py fits.py"
 INPUTS = ("model", "hardware", "trace", "workload", "policy")  # fields of a run that are whole things, not parameters
 ALSO = {"budget_bytes": "budget", "chunk_bytes": "chunk", "curve": "transfer_curve"}  # other names for the same value
 

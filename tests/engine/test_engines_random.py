@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from moesim.capacity import stream_uses
+from moesim.fits import stream_uses
 from moesim.engine.native import AVAILABLE
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records

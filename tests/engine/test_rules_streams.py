@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import by_rows, required_bytes
+from moesim.fits import by_rows, required_bytes
 from moesim.engine.streams import context_bytes
 from moesim.errors import CapacityError, PolicyError
 from moesim.metrics import bytes_moved, counts

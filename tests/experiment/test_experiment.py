@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import required_bytes
+from moesim.fits import required_bytes
 from moesim.core.units import parse_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment

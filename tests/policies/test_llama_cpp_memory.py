@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import check_capacity, required_bytes
+from moesim.fits import check_capacity, required_bytes
 from moesim.errors import CapacityError
 from moesim.hardware import load_hardware
 from moesim.model import load_model

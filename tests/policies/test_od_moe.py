@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.capacity import required_bytes
+from moesim.fits import required_bytes
 from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from moesim.capacity import required_bytes
+from moesim.fits import required_bytes
 from moesim.cli.recommend import recommend as command
 from moesim.core.files import FILE
 from moesim.core.table import Format
