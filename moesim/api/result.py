@@ -147,7 +147,7 @@ class Result:
     def _served_runs(self, rows: DataFrame, what: str) -> dict[str, Served]:
         found = {str(row["policy"]): self._served(int(row["run"])) for _, row in rows.iterrows()}
         if None in found.values():
-            raise ConfigError(f"plot {what}: expected runs of a served workload, got others; give the workload arrivals or closed")
+            raise ConfigError(f"plot {what}: expected served workloads, got others; give arrivals or closed")
         return {policy: served for policy, served in found.items() if served is not None}
 
     def timeline(self, *policies: str, steps: int = 3) -> Timeline:

@@ -317,7 +317,9 @@ class Output:
     def _requests(self, results: Results) -> dict[str, bytes]:
         runs = (results.outcomes[i] for i in self._with_requests)
         found = ((one.row, with_requests(self.folder, one).records) for one in runs if one.failure is None)
-        data = request_bytes(request_table(row, records.served) for row, records in found if records is not None and records.served)
+        data = request_bytes(
+            request_table(row, records.served) for row, records in found if records is not None and records.served
+        )
         return {"requests.parquet": data} if data else {}
 
     def _timeline(self, results: Results) -> dict[str, bytes]:

@@ -389,7 +389,11 @@ SERVED = (  # a total and the time that requests wait for it stand together
     Column("queue", lambda row: _per_s(row, "queue_mean"), wide=True),
     Column("in slots %", lambda row: _percent(row, "slots_used"), wide=True),
     Column("waited for", lambda row: waited(row, "all"), right=False, spare=True),
-    *(column for column in SHOWN if column.name == "resident %" or column.name.startswith(("MB", "busy", "CPU", "link", "fresh"))),
+    *(
+        column
+        for column in SHOWN
+        if column.name == "resident %" or column.name.startswith(("MB", "busy", "CPU", "link", "fresh"))
+    ),
     SHOWN[-1],
 )
 """Columns of a table whose runs all have served workloads."""
@@ -492,7 +496,11 @@ def same_results(done: Sequence[Row]) -> list[str]:
 def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     """Write the lines below a table."""
     said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt"}
-    lengths = {name: COLUMNS[name].word for name in ("arrivals", "closed", *ASKED_OF_SERVED)} if served(rows) else {"decode_tokens": "decode"}
+    lengths = (
+        {name: COLUMNS[name].word for name in ("arrivals", "closed", *ASKED_OF_SERVED)}
+        if served(rows)
+        else {"decode_tokens": "decode"}
+    )
     said |= {name: word for name, word in lengths.items() if any(row.get(name) is not None for row in rows)}
     values: dict[str, list[Any]] = {word: [row.get(key) for row in rows] for key, word in said.items()}
     values |= {"cache": [cache_asked(row) for row in rows]}

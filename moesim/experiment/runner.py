@@ -420,7 +420,9 @@ def _carry_out(
         found.add(records)
     metrics = spec.metrics(found.summary, workload)
     kept = None if first is None else first.of(records) if in_pieces else records
-    return _Done(policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels, found.summary.served)
+    return _Done(
+        policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels, found.summary.served
+    )
 
 
 def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:

@@ -130,7 +130,10 @@ def records_bytes(records: Records) -> bytes:
     }
     columns = {name: _column(getattr(records, name)) for name in KINDS}
     if (served := records.served) is not None:
-        columns |= {_REQUESTS: _column(RecordTable(RequestRecord, served.requests)), _GAPS: pa.array([np.array(served.gaps, np.int64)])}
+        columns |= {
+            _REQUESTS: _column(RecordTable(RequestRecord, served.requests)),
+            _GAPS: pa.array([np.array(served.gaps, np.int64)]),
+        }
         rest[_REQUESTS] = served[2:]
     table = pa.table(columns).replace_schema_metadata({_REST: json.dumps(rest)})
     sink = pa.BufferOutputStream()

@@ -262,9 +262,14 @@ _TIMES: Final = {
     "tpot_mean_ns": "time per output token",
     "e2e_mean_ns": "time of a request",
     **{
-        f"{name}_p{percent}_ns": f"{words}, p{percent}" for percent in (50, 90, 99)
-        for name, words in (("ttft", "time to the first token"), ("tpot", "time per output token"),
-                            ("itl", "time between tokens"), ("e2e", "time of a request"))
+        f"{name}_p{percent}_ns": f"{words}, p{percent}"
+        for percent in (50, 90, 99)
+        for name, words in (
+            ("ttft", "time to the first token"),
+            ("tpot", "time per output token"),
+            ("itl", "time between tokens"),
+            ("e2e", "time of a request"),
+        )
     },
 }
 _PANELS: Final = ("model", "hardware")  # these rather divide a figure than its axis

@@ -250,7 +250,7 @@ def served_runs(outcomes: Mapping[str, Outcome], what: str) -> dict[str, Served]
     """Return what became of the requests of runs by policy; ConfigError if one has no served workload."""
     found = {policy: one.records.served for policy, one in outcomes.items() if one.records is not None}
     if not found or None in found.values():
-        raise ConfigError(f"plot {what}: expected runs of a served workload, got others; give the workload arrivals or closed")
+        raise ConfigError(f"plot {what}: expected served workloads, got others; give arrivals or closed")
     return {policy: served for policy, served in found.items() if served is not None}
 
 

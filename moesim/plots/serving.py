@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY, VERMILION
 from moesim.core.units import NS_PER_S
 from moesim.errors import ConfigError
+from moesim.hardware import weakest
 from moesim.metrics.serving import GREW
 from moesim.plots.bars import AXES, Words, axis_of, caption_of, draw_means, means_of, metric_name, value_texts
 from moesim.plots.captions import caption, label_below, not_drawn, not_shown, not_shown_sentences, repeats_sentence
@@ -142,7 +143,9 @@ def request_gantt(runs: Runs, first: int = 40, label: str = "") -> Drawing:
         mine = data[data["policy"] == policy]
         for part, (_, _, colour, _) in _PARTS.items():
             bars = mine[mine["part"] == part]
-            axes.barh(bars["request"], bars["end_s"] - bars["begin_s"], left=bars["begin_s"], height=0.8, color=colour, linewidth=0)
+            axes.barh(
+                bars["request"], bars["end_s"] - bars["begin_s"], left=bars["begin_s"], height=0.8, color=colour, linewidth=0
+            )
         again = mine[mine["part"] == "preempted"]
         axes.plot(again["begin_s"], again["request"], "x", color=VERMILION, markersize=3)
         numbers = [one.request for one in requests]
@@ -206,7 +209,7 @@ def _level(served: Served, begins: str, ends: str) -> tuple[list[float], list[in
     return times, [0, *change.tolist(), int(change.iloc[-1]) if len(change) else 0]
 
 
-_COLUMNS: Final = ("policy", "unit", "capacity", "low", "high", "bound", "ttft_p50_s", "share")
+_COLUMNS: Final = ("policy", "unit", "capacity", "low", "high", "bound", "ttft_p50_s", "share", "asked", "label")
 
 
 @kind("capacity", "the largest load within limits, and the wait there, by policy")
@@ -220,13 +223,14 @@ def capacity(frame: pd.DataFrame) -> Drawing:
     looks = looks_of(policies)
     for place, row in enumerate(frame.to_dict("records")):
         look, value = looks[str(row["policy"])], float(row["capacity"])
-        _bar(left, place, value, look, _capacity_text(row))
+        end = value if math.isnan(row["high"]) else max(value, row["high"])
+        _bar(left, place, value, end, look, _capacity_text(row))
         if not math.isnan(row["low"]) and row["low"] < row["high"]:
             error: Any = [[value - row["low"]], [row["high"] - value]]
             left.errorbar(value, place, xerr=error, fmt="none", ecolor=GREY if look.colour == BLACK else BLACK, elinewidth=0.8,
                           capsize=1.5)  # fmt: skip
         if not math.isnan(row["ttft_p50_s"]):
-            _bar(right, place, row["ttft_p50_s"], look, f"{short(row['ttft_p50_s'])} s")
+            _bar(right, place, row["ttft_p50_s"], row["ttft_p50_s"], look, short(row["ttft_p50_s"]))
     left.set_yticks(range(len(policies)), policies)
     left.set_ylim(len(policies) - 0.5, -0.5)
     ends = frame[["capacity", "high"]].max(axis=1)
@@ -237,18 +241,26 @@ def capacity(frame: pd.DataFrame) -> Drawing:
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
     share = f"{100 * float(frame['share'].iloc[0]):g} %"
-    legend_above(figure, [], f"Largest load with {share} of requests within limits")
-    told = [str(one) for name in ("asked", "label") if name in frame for one in dict.fromkeys(frame[name].dropna())]
+    legend_above(figure, [], f"Load with {share} of requests within limits")
+    labels = [str(one) for one in frame["label"].dropna()]
+    told = [
+        *map(str, dict.fromkeys(frame["asked"].dropna())),
+        *([f"simulated, weakest source: {weakest(labels)}"] if labels else []),
+    ]
     add_corner(figure, " · ".join(told))
-    what = f"The largest load ({unit}) at which at least {share} of requests keep within all limits, with 95 % intervals over seeds"
-    return Drawing(frame, figure, f"{what}; right: the median time to the first token at that load. {' '.join(map(sentence, told))}")
+    what = (
+        f"The largest load ({unit}) at which at least {share} of requests keep within all limits, with 95 % intervals over seeds"
+    )
+    return Drawing(
+        frame, figure, f"{what}; right: the median time to the first token at that load. {' '.join(map(sentence, told))}"
+    )
 
 
-def _bar(axes: Axes, place: int, value: float, look: Any, text: str) -> None:
+def _bar(axes: Axes, place: int, value: float, end: float, look: Any, text: str) -> None:
     axes.barh(place, value, 0.8, color=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5)
-    axes.annotate(text, (value, place), (12, 0), textcoords="offset points", ha="left", va="center", fontsize=SMALL)
+    axes.annotate(text, (end, place), (3, 0), textcoords="offset points", ha="left", va="center", fontsize=SMALL)
 
 
-def _capacity_text(row: Mapping[str, Any]) -> str:
+def _capacity_text(row: Mapping[Any, Any]) -> str:
     bound = row["bound"] if isinstance(row["bound"], str) else ""
     return "none" if bound == "none" else f"{bound} {short(float(row['capacity']))}".strip()
