@@ -165,7 +165,7 @@ def regret(
 )  # fmt: skip
 def capacity(
     policies: Any, *, model: Any, hardware: Any, scheduler: str | Mapping[str, Any] = "llama-server", prompt: int = 512,
-    answer: int = 128, ttft: float | None = 10.0, tpot: float | None = 0.5, e2e: float | None = None, users: bool = False,
+    answer: int = 128, ttft: float = 10.0, tpot: float = 0.5, e2e: float | None = None, users: bool = False,
     think: float = 0.0, share: float = 0.9, seeds: int = 5, requests: int = 100, cache: float | str | None = None,
     trace: Any = None, overrides: Mapping[str, Any] | Sequence[str] = (), jobs: int | None = None, progress: bool = True,
 ) -> Study:  # fmt: skip
@@ -179,8 +179,8 @@ def capacity(
         A name, or that under ``name`` with its options, such as ``{"name": "vllm", "max_num_seqs": 8}``.
     prompt, answer : int
         Tokens of each request.
-    ttft, tpot, e2e : float, optional, s
-        Limits: time to the first token, time per output token after it, time of the whole request. None: no limit.
+    ttft, tpot, e2e : float, s
+        Limits: time to the first token, time per output token after it, time of the whole request (default: none).
     users : bool
         Search for a number of users, each of whom asks again `think` seconds after an answer, instead of a rate of requests
         that arrive at random.
@@ -208,8 +208,6 @@ def capacity(
     from moesim.studies import capacity as study
 
     limits = {f"{name}_s": float(value) for name, value in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)) if value is not None}
-    if not limits:
-        raise ConfigError("capacity: expected a limit, got none; give ttft, tpot or e2e in seconds")
     if not 0 < share <= 1:
         raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}")
     asked = study.Asked(users, share, seeds, requests)

@@ -329,6 +329,7 @@ def _title(metric: str, usual: str, by: str) -> str:
 
 
 def with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Keep the rows that have all of some columns; ConfigError if none has one of them."""
     rows = prepared(frame, what, columns)
     for name in columns:
         if rows[name].isna().all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY, VERMILION
+from moesim.core.colours import BLACK, GREY, ORANGE, SKY, VERMILION
 from moesim.core.units import NS_PER_S
 from moesim.errors import ConfigError
 from moesim.hardware import weakest
 from moesim.metrics.serving import GREW
-from moesim.plots.bars import AXES, Words, axis_of, caption_of, draw_means, means_of, metric_name, value_texts
+from moesim.plots.bars import Words, axis_of, caption_of, draw_means, means_of, metric_name, value_texts
 from moesim.plots.captions import caption, label_below, not_drawn, not_shown, not_shown_sentences, repeats_sentence
 from moesim.plots.lines import setting_figure, shown_in, with_values
 from moesim.plots.result_rows import WORDS, policies_of, prepared, summarised, varying
@@ -48,7 +48,7 @@ LOADS: Final = ("rate", "closed")
 """Settings that say how much is asked of a server, in the order in which one is taken for the axis."""
 _POWER: Final = "power"
 _KNEE: Final[Any] = {
-    "linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 1.0
+    "linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": BLACK
 }  # fmt: skip
 _KNEE_WORDS: Final = "ring: knee, where throughput over latency is largest"
 _KNEES: Final = (
