@@ -18,7 +18,7 @@ class TaskRecord(NamedTuple):
     end: int  # ns
     device: str
     lane: str  # "main" | "side"
-    kind: str  # "expert" | "attention" | "dense" | "shared" | "embedding" | "leading" | "head" | "predict" | "host"
+    kind: str  # "expert" | "attention" | "dense" | "shared" | "embedding" | "leading" | "head" | "predict" | "host" | "draft"
     step: int
     layer: int  # -1 outside the MoE layers
     mb: int  # of a Run: the micro-batch whose event it answers, even if it serves rows of earlier ones too

@@ -75,7 +75,7 @@ def step_phases(state: State, *names: str) -> list[Phase]:
     found = []
     for name in names:
         at = layout.step_parts[name].name
-        rows = step.n_sequences if name == "head" else step.n_tokens
+        rows = step.n_head_rows if name == "head" else step.n_tokens
         if not rows:
             work = 0
         elif name == "leading":
@@ -85,6 +85,13 @@ def step_phases(state: State, *names: str) -> list[Phase]:
         if work or (layout.streams is not None and layout.streams.holds(name, -1)):
             found.append(Phase(name, layout.step_parts[name], work, (name,), rows))
     return found
+
+
+def _drafts(state: State) -> list[Phase]:
+    """Return the task that proposes the drafts of the step, where the LM head is."""
+    device = state.forward.layout.step_parts["head"]
+    work = state.step.draft_ns(state.costs, device.name)
+    return [Phase("draft", device, work, (), state.step.n_tokens)] if work else []
 
 
 def walk(
@@ -142,7 +149,7 @@ def next_step(state: State) -> None:
     if layout.streams is not None:
         layout.streams.begin_step(state)
     report(state, StepBegin, step.index, step.phase, step.requests, step.last_chunk)
-    phases = step_phases(state, "embedding", "leading")
+    phases = [*_drafts(state), *step_phases(state, "embedding", "leading")]
     state.forward.hidden_at = phases[-1].device if phases else first
     walk(state, phases, first, -1, 0, step.n_tokens, lambda: begin_layer(state, 0))
 
@@ -205,7 +212,7 @@ def end_layer(state: State, visit: Visit) -> None:
         begin_layer(state, visit.layer + 1)
     else:
         head = step_phases(state, "head")
-        walk(state, head, forward.hidden_at, -1, 0, state.step.n_sequences, lambda: _end_step(state))
+        walk(state, head, forward.hidden_at, -1, 0, state.step.n_head_rows, lambda: _end_step(state))
 
 
 def _check_served(state: State, visit: Visit) -> None:

@@ -52,7 +52,7 @@ class Streams:
         self._by_part = {}
         for of in self.order:
             tasks = len(state.forward.micro) if of.layer >= 0 else 1
-            if of.parts == ("head",) and not state.step.n_sequences:  # a chunk that produces no token
+            if of.parts == ("head",) and not state.step.n_head_rows:  # a chunk that produces no token
                 continue
             if state.step.phase == "decode" and of.layer in state.forward.layout.core_at:  # the cache is read where it lies
                 of = of._replace(parts=tuple(part for part in of.parts if part != KV))

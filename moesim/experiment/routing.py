@@ -26,7 +26,7 @@ from moesim.trace.format import read_facts
 from moesim.trace.made import ASSUMED, EVEN, MADE, MAX_TOKENS, ROUTING, read_made
 from moesim.trace.predictors import ALWAYS, stand_in
 from moesim.trace.stats.calibration import EMBEDDING
-from moesim.trace.workload.spec import LEAST, size_of
+from moesim.trace.workload.spec import ANSWER, LEAST, PROMPT, size_of
 
 if TYPE_CHECKING:
     from moesim.experiment.sweep import Point
@@ -387,11 +387,13 @@ def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, 
 
 def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
     """Requests, and tokens of each, that suffice for every workload of a sweep."""
-
-    def most(values: Any) -> int:
-        return max(_TOKENS if value is None else int(value) for value in listed(values))
-
-    largest = size_of({name: most(getattr(workload, name)) for name in LEAST})
+    served = any(one is not None for one in (*listed(workload.arrivals), *listed(workload.closed)))
+    usual = {"prompt_tokens": PROMPT, "answer_tokens": ANSWER} if served else {}
+    asked: dict[str, int | None] = {
+        name: max(usual.get(name, _TOKENS) if value is None else int(value) for value in listed(getattr(workload, name)))
+        for name in LEAST
+    }
+    largest = size_of(asked if served else asked | {"closed": None})
     tokens = (largest.prompt or 0) + (largest.decode or 0)
     requests = max(_LEAST, 2 * largest.requests)
     if requests * tokens > MAX_TOKENS:

@@ -351,7 +351,7 @@ def _parquet(rows: list[dict[str, Any]], *, merged: bool) -> bytes:
 
 
 _ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "engine", "experiment", "hardware", "metrics", "model", "policies", "trace")
+PACKAGES = ("core", "engine", "experiment", "hardware", "metrics", "model", "policies", "serving", "trace")
 """Packages of moesim that a run goes through; with them count the modules next to the packages, such as ``policy.py``."""
 _SOURCES = (".py", ".cpp", ".hpp")
 _COMPUTING = ("numpy", "scipy", "simpy")

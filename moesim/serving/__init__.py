@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +12,13 @@ from moesim.core.units import NS_PER_S
 from moesim.errors import WorkloadError
 from moesim.serving import schedulers as _  # noqa: F401, they register themselves
 from moesim.serving.arrivals import Arrival, Closed, Open, poisson, same
+from moesim.serving.drafts import read_drafts
 from moesim.serving.requests import Request, RequestRecord
 from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
 from moesim.serving.steps import ServedWorkload
 from moesim.trace.workload import Workload, compose
 from moesim.trace.workload.compose import REUSE_SHIFTED
-from moesim.trace.workload.spec import REQUESTS
+from moesim.trace.workload.spec import ANSWER, PROMPT, REQUESTS
 
 if TYPE_CHECKING:
     from moesim.serving.arrivals import Source
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from moesim.trace.workload import WorkloadSpec
 
 __all__ = ["SCHEDULERS", "Request", "RequestRecord", "Rows", "Scheduler", "ServedWorkload", "composed", "make_scheduler"]
-
-PROMPT: Final = 512
-ANSWER: Final = 128
 
 
 def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload:
@@ -76,9 +75,10 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
         times = poisson(spec.rate, n_requests, spec.seed)
         return Open(Arrival(ns, *one) for ns, one in zip(times, lengths, strict=False))
 
+    drafts = None if spec.drafts is None else read_drafts(json.loads(str(spec.drafts)))
     longest_decode = int(max(table.n_decode[i] for i in usable))
     wraps = n_requests > len(usable) or answer > longest_decode + 1
     return ServedWorkload(
         spec, (REUSE_SHIFTED,) if wraps else (), trace=trace, scheduler=scheduler, make_source=source, n_requests=n_requests,
-        longest=prompt + answer, answer=answer, end_ns=end_ns, order=order,
+        longest=prompt + answer, answer=answer, end_ns=end_ns, order=order, drafts=drafts,
     )  # fmt: skip

@@ -55,6 +55,7 @@ class Request:
     # how far it is
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0
+    drafts: int = 0  # proposed after its newest token
     cached: int = 0
     preempted: int = 0
     refused: int = 0
@@ -64,21 +65,17 @@ class Request:
 
     @property
     def known(self) -> int:
-        """Tokens that can be computed: the prompt, and the answer so far."""
-        return self.prompt + self.generated
+        """Tokens that can be computed: the prompt, the answer so far, and what is proposed to follow."""
+        return self.prompt + self.generated + self.drafts
 
     @property
     def decodes(self) -> bool:
         """Whether all but the newest token is computed."""
-        return self.generated > 0 and self.computed == self.known - 1
+        return self.generated > 0 and self.computed == self.prompt + self.generated - 1
 
     @property
     def over(self) -> bool:
         return self.generated >= self.answer
-
-    def ends_with(self, n: int) -> bool:
-        """Whether its last token comes once n more are computed."""
-        return self.computed + n == self.known and self.generated + 1 == self.answer
 
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""

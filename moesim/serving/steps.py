@@ -6,13 +6,14 @@ import copy
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
 from moesim.errors import WorkloadError
+from moesim.serving.drafts import Drafting, Drafts
 from moesim.serving.requests import Request, RequestRecord, Routing
 from moesim.trace.workload import MicroBatch, Step, Workload
 from moesim.trace.workload.compose import Steps, look_up
@@ -20,6 +21,7 @@ from moesim.trace.workload.compose import Steps, look_up
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from moesim.hardware.costs import CostModel
     from moesim.serving.arrivals import Arrival, Source
     from moesim.serving.scheduler import Rows, Scheduler
     from moesim.trace import Trace
@@ -33,25 +35,41 @@ _GOLDEN = 40_503  # 2^16 over the golden ratio: copies of a recorded request beg
 class ServedStep(Step):
     """One pass of the rows that a scheduler chose."""
 
-    __slots__ = ("_begins", "_ends", "_micro", "_rows", "_sequences", "_trace")
+    __slots__ = ("_begins", "_by", "_drafting", "_ends", "_micro", "_rows", "_sequences", "_trace")
 
-    def __init__(self, index: int, rows: Sequence[Rows], samples: int, kv_tokens: int, n_active: int, trace: Trace) -> None:
+    def __init__(
+        self, index: int, rows: Sequence[Rows], gained: Mapping[int, int], drafts: Drafts | None, kv_tokens: int, n_active: int,
+        trace: Trace,
+    ) -> None:  # fmt: skip
         self.index, self.batch = index, 0
         self.kv_tokens, self.n_active = kv_tokens, n_active
-        self.n_sequences = samples
+        self.n_sequences = sum(gained.values())  # tokens that come of it
+        proposed = [one.request for one in rows if one.request.drafts and one.request.number in gained]
+        self.n_head_rows = len(gained) + sum(one.drafts for one in proposed)
+        self._by, self._drafting = drafts, None
+        if drafts is not None and proposed:
+            work2 = sum(2 * one.computed + 1 for one in proposed)
+            self._drafting = Drafting(max(one.drafts for one in proposed), len(proposed), work2)
         counts = [one.n for one in rows]
         self._sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
         decodes = [one.request.decodes for one in rows]
         self.phase = "decode" if all(decodes) else MIXED if any(decodes) else "prefill"
-        self.last_chunk = self.phase != "prefill" or samples > 0
+        self.last_chunk = self.phase != "prefill" or bool(gained)
         self.n_tokens = sum(counts)
         numbers = np.array([one.request.number for one in rows], np.int32)
         self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
         self._rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
         self._begins = tuple([one.request.number for one in rows if not one.request.computed])
-        self._ends = tuple([one.request.number for one in rows if one.request.ends_with(one.n)])
+        self._ends = tuple([
+            one.request.number for one in rows
+            if one.request.generated + gained.get(one.request.number, 0) == one.request.answer
+        ])  # fmt: skip
         self._micro: tuple[MicroBatch, ...] | None = None
         self._trace = trace
+
+    def draft_ns(self, costs: CostModel, device: str) -> int:
+        """Return the time of the drafts that the step verifies."""
+        return 0 if self._by is None or self._drafting is None else self._by.ns(self._drafting, costs, device)
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -104,6 +122,8 @@ class Serving:
         self._trace, self._source = workload.trace, workload.make_source()
         self._scheduler: Scheduler = copy.deepcopy(workload.scheduler)
         self._route = workload.route
+        self._drafts, self._rng = workload.drafts, np.random.default_rng(workload.spec.seed)
+        self._gained: dict[int, int] = {}  # tokens that come of the present step, by request
         self._end_ns = workload.end_ns
         self._passes: list[list[Rows]] = []  # of the present step that have not begun
         self._present: list[Rows] = []
@@ -134,6 +154,10 @@ class Serving:
             return None
         self._arrive(now_ns)
         scheduler = self._scheduler
+        if self._drafts is not None:
+            for request in self._open.values():
+                left = request.answer - request.generated - 1
+                request.drafts = min(self._drafts.n, left) if request.decodes else 0
         rows = list(scheduler.plan(now_ns))
         if not rows:
             following = self._source.next_ns()
@@ -161,14 +185,18 @@ class Serving:
             )
 
     def _begin(self, rows: list[Rows], now_ns: int) -> ServedStep:
-        samples = 0
+        gained: dict[int, int] = {}
         for request, n in rows:
             if request.start_ns < 0:
                 request.start_ns = now_ns
                 self._queue_ns += now_ns - request.arrival_ns
-            samples += request.computed + n == request.known
+            if request.computed + n == request.known:
+                accepted = self._drafts.accepted(request.drafts, self._rng) if self._drafts is not None else 0
+                gained[request.number] = 1 + accepted
         scheduler = self._scheduler
-        step = ServedStep(self._index, rows, samples, scheduler.capacity, scheduler.most_requests, self._trace)
+        self._gained |= gained
+        capacity, most = scheduler.capacity, scheduler.most_requests
+        step = ServedStep(self._index, rows, gained, self._drafts, capacity, most, self._trace)
         self._index += 1
         self._present = rows
         return step
@@ -178,11 +206,14 @@ class Serving:
         for request, _ in self._rows:
             if request.computed != request.known:
                 continue
-            request.generated += 1
+            gained = self._gained[request.number]
+            request.generated += gained
+            request.computed, request.drafts = request.prompt + request.generated - 1, 0  # what was refused is forgotten
             if request.first_ns < 0:
                 request.first_ns = now_ns
             else:
                 self._gaps.append(now_ns - request.last_ns)
+            self._gaps.extend([0] * (gained - 1))
             request.last_ns = now_ns
             if request.over:
                 self._scheduler.leave(request)
@@ -190,7 +221,7 @@ class Serving:
                 self._count(now_ns)
                 del self._open[request.number]
                 self._done.append(request.record())
-        self._rows = []
+        self._rows, self._gained = [], {}
 
     def _arrive(self, now_ns: int) -> None:
         while (ns := self._source.next_ns()) is not None and ns <= now_ns:
@@ -301,6 +332,7 @@ class ServedWorkload(Workload):
     longest: int = field(kw_only=True)  # tokens of the longest
     answer: int = field(kw_only=True)  # tokens of the longest answer
     end_ns: int | None = field(kw_only=True)
+    drafts: Drafts | None = field(kw_only=True, default=None)
     order: tuple[int, ...] = field(kw_only=True)  # requests of the trace, in the order in which they are read
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ LEVELS: list[dict[str, str]] = [
     {"basics": "__init__ errors core core.*"},
     {"model": "model model.*"},
     {
-        "inputs": "hardware hardware.* hardware.costs.curves trace trace.* "
+        "inputs": "hardware hardware.* hardware.costs.curves trace trace.* serving serving.* "
         "experiment.config experiment.config_errors experiment.forms experiment.include",
     },
     {"facts": "policy records fits metrics.machine"},

@@ -29,6 +29,8 @@ OTHERS = {  # where the word means another thing
     "experiment/runner.py",  # the simulator's; of a profile
     "chunk_bytes": "experiment/store.py trace/workload/*",  # of a table; of a prefill
     "predictors": "engine/* experiment/runner.py",  # all sources that a policy may ask; here those that stand in for others
+    "rate": "engine/* experiment/routing.py hardware/*",  # of work under contention; of a link; of bytes
+    "n_requests": "engine/* capacity.py hardware/*",  # of a step; that have a cache
     "seed": "experiment/routing.py trace/made.py",  # of routing that is made up
     "refill": "metrics/frames.py",  # of a cache
     "repeat": "metrics/frames.py metrics/hits.py trace/workload/compose.py",  # of an array

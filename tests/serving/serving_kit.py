@@ -15,7 +15,7 @@ MADE = {"synthesize": "mixtral-8x7b", "requests": 3, "prompt": 6, "decode": 5}
 
 def experiment(workload: dict[str, Any], policy: Any = "on-demand", **changes: Any) -> Experiment:
     raw = {
-        "model": "mixtral-8x7b", "hardware": "rtx3090-epyc7532", "trace": MADE, "workload": workload, "cache": {"ratio": 0.1},
+        "model": "mixtral-8x7b", "hardware": "rtx3090-epyc7532", "trace": MADE, "workload": workload, "cache": {"ratio": 0.125},
         "policies": [policy],
     }  # fmt: skip
     return Experiment(parse_config(raw | changes, "a.yaml"), "a.yaml")

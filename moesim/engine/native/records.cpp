@@ -6,7 +6,7 @@
 
 namespace moesim {
 
-static const char *KINDS[] = {"expert", "attention", "dense", "shared", "embedding", "leading", "head", "predict", "host"};
+static const char *KINDS[] = {"expert", "attention", "dense", "shared", "embedding", "leading", "head", "predict", "host", "draft"};
 static const char *CAUSES[] = {"demand", "prefetch", "update", "write-back", "message", "activation"};
 
 namespace {

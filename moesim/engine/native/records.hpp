@@ -13,7 +13,7 @@
 
 namespace moesim {
 
-enum class Kind : std::uint8_t { expert, attention, dense, shared, embedding, leading, head, predict, host };
+enum class Kind : std::uint8_t { expert, attention, dense, shared, embedding, leading, head, predict, host, draft };
 enum class Cause : std::uint8_t { demand, prefetch, update, write_back, message, activation };
 
 inline const char *const DIRECTIONS[] = {"in", "out", "hidden"};

@@ -116,9 +116,22 @@ void next_step(State &state) {
                                       ref(attr(step, "requests")), ref(attr(step, "last_chunk"))));
     state.hidden_at = state.layout->step_parts.at("embedding");
     i64 rows = state.step_rows, embedding = rows ? part_ns(state, "embedding_ns", state.layout->step_parts.at("embedding"), rows) : 0;
-    step_part(state, Kind::embedding, "embedding", rows, embedding, [&state, rows] {
-        i64 leading = rows ? leading_ns(state, state.layout->step_parts.at("leading")) : 0;
-        step_part(state, Kind::leading, "leading", rows, leading, [&state] { begin_layer(state, 0); });
+    Call embed = [&state, rows, embedding] {
+        step_part(state, Kind::embedding, "embedding", rows, embedding, [&state, rows] {
+            i64 leading = rows ? leading_ns(state, state.layout->step_parts.at("leading")) : 0;
+            step_part(state, Kind::leading, "leading", rows, leading, [&state] { begin_layer(state, 0); });
+        });
+    };
+    DeviceState *drafter = state.layout->step_parts.at("head");
+    i64 drafts = as_int(ask(state, attr(step, "draft_ns"), {ref(state.costs), ref(drafter->name)}));
+    if (!drafts) {
+        embed();
+        return;
+    }
+    DeviceState *hidden = state.hidden_at;
+    state.hidden_at = drafter;
+    cross(state, hidden, drafter, -1, int(rows), "hidden", [&state, drafter, rows, drafts, embed] {
+        submit(state, &drafter->main, new_task(state, Kind::draft, -1, 0, int(rows), drafts, embed));
     });
 }
 
@@ -310,7 +323,7 @@ void end_layer(State &state, Visit *visit) {
     if (visit->layer + 1 < state.n_layers) {
         begin_layer(state, visit->layer + 1);
     } else {
-        i64 rows = int_attr(state.step, "n_sequences");
+        i64 rows = int_attr(state.step, "n_head_rows");
         i64 work = rows ? part_ns(state, "head_ns", state.layout->step_parts.at("head"), rows) : 0;
         step_part(state, Kind::head, "head", rows, work, [&state] { end_step(state); });
     }

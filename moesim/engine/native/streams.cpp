@@ -17,7 +17,7 @@ void Streams::begin_step(State &state) {
     for (const StreamUse &one : order) stream_of(one.device);
     for (StreamUse of : order) {
         int tasks = of.layer >= 0 ? state.n_mbs() : 1;
-        if (of.parts == std::vector<std::string>{"head"} && !int_attr(state.step, "n_sequences"))
+        if (of.parts == std::vector<std::string>{"head"} && !int_attr(state.step, "n_head_rows"))
             continue;  // a chunk that produces no token
         if (state.decoding && of.layer >= 0 && state.layout->core_at[of.layer]) {  // the cache is read where it lies
             of.parts.erase(std::remove(of.parts.begin(), of.parts.end(), "kv"), of.parts.end());

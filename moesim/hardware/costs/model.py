@@ -563,6 +563,17 @@ class CostModel:
             self._ledger.note(f"step @{device}", "constant", f"devices.{device}.token_us")
         return ns
 
+    def draft_ns(self, device: str, n_sequences: int, work2: int) -> int:
+        """Time of one draft of some sequences by a head of the model: its last layer once more, and the LM head.
+
+        Each sequence runs experts of its own, all on the device.
+        """
+        last, model = self.model.n_layers - 1, self.model
+        experts = n_sequences * model.top_k * self.expert_ns(device, 1)
+        mixing = self.attention_ns(device, n_sequences, work2, n_sequences, last) + self.dense_ns(device, n_sequences, last)
+        head = self._part_ns(device, "head", n_sequences, model.head_bytes, 2 * n_sequences * model.head_params)
+        return mixing + self.shared_ns(device, n_sequences, last) + experts + head
+
     def predict_ns(self, device: str, n_rows: int, source: str) -> int:
         """Time of a prediction about one layer, ns; ``source``: a predictor, also as ``signal:...``.
 

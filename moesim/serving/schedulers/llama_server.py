@@ -66,8 +66,8 @@ class LlamaServer(Scheduler):
             if there is None and self.waiting:
                 self.slots[i] = self.waiting.popleft()
         active = [request for request in self.slots if request is not None]
-        found = [Rows(request, 1) for request in active if request.decodes]
-        room = self.batch - len(found)
+        found = [Rows(request, request.known - request.computed) for request in active if request.decodes]
+        room = self.batch - sum(one.n for one in found)
         for request in active:
             if not request.decodes and room > 0:
                 n = min(room, request.known - request.computed)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from moesim.hardware.costs import CostModel
     from moesim.trace import Trace
 
 REUSE_SHIFTED = "reuse-shifted"
@@ -615,8 +616,8 @@ class Step:
     """One prefill chunk or one decode step of the whole batch."""
 
     __slots__ = (
-        "_offset", "_shared", "batch", "index", "kv_tokens", "last_chunk", "n_active", "n_sequences", "n_tokens", "phase",
-        "requests",
+        "_offset", "_shared", "batch", "index", "kv_tokens", "last_chunk", "n_active", "n_head_rows", "n_sequences", "n_tokens",
+        "phase", "requests",
     )  # fmt: skip
 
     def __init__(self, shared: _Shared, offset: int) -> None:
@@ -632,7 +633,11 @@ class Step:
         self.n_tokens = shared.n_tokens  # rows of the step
         # request of each row, as its place in `Workload.requests` (a request used twice has two places)
         self.requests = shared.requests
-        self.n_sequences = shared.n_sequences  # sequences that produce a token: rows of the LM head
+        self.n_sequences = self.n_head_rows = shared.n_sequences  # sequences that produce a token: rows of the LM head
+
+    def draft_ns(self, costs: CostModel, device: str) -> int:
+        """Return the time of drafts that the step verifies: there are none."""
+        return 0
 
     @property
     def rows(self) -> NDArray[np.int64]:

@@ -71,6 +71,8 @@ class WorkloadSpec:
         Simulated seconds at which a served workload ends, whatever is left.
     scheduler : str, mapping or None
         Name of a scheduler, or that under ``name`` and its options.
+    drafts : mapping or None
+        Speculative decoding: ``n`` drafts a step, ``accept``, ``by`` and ``draft_ms``, see `moesim.serving.drafts.Drafts`.
     limits : mapping or None
         Seconds within which a request is good: ``ttft_s``, ``tpot_s``, ``e2e_s``.
 
@@ -98,6 +100,7 @@ class WorkloadSpec:
     answer_tokens: int | None = _asked(None, "answer", least=1)
     until_s: float | None = _asked(None, "until s")
     scheduler: str | dict[str, Any] | None = _asked(None, "scheduler")  # noqa: RUF009, it returns a field
+    drafts: str | dict[str, Any] | None = _asked(None, "drafts")  # noqa: RUF009, it returns a field
     limits: str | dict[str, Any] | None = _asked(None, "limits")  # noqa: RUF009, it returns a field
 
     def __post_init__(self) -> None:
@@ -140,7 +143,7 @@ class WorkloadSpec:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
     def _check_served(self) -> None:
-        for name in ("scheduler", "limits"):
+        for name in ("scheduler", "drafts", "limits"):
             if isinstance(value := getattr(self, name), dict):
                 object.__setattr__(self, name, json.dumps(value))
         given = [name for name in SERVED if getattr(self, name) is not None]
@@ -198,13 +201,14 @@ class WorkloadSpec:
         return size_of(vars(self))
 
 
-SERVED: Final = ("rate", "think_s", "n_requests", "answer_tokens", "until_s", "scheduler", "limits")
+SERVED: Final = ("rate", "think_s", "n_requests", "answer_tokens", "until_s", "scheduler", "drafts", "limits")
 """Parameters of a served workload alone."""
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
 REQUESTS = 64
 """Requests of a served workload that does not say how many."""
 _ROUTED = 32  # requests whose routing is made up for a served workload; others read them from other places
-_ANSWER = 128
+PROMPT, ANSWER = 512, 128
+"""Tokens of a prompt and of an answer of a served workload that does not say how many."""
 LEAST: Final[Mapping[str, int]] = {
     one.name: one.metadata["least"] for one in fields(WorkloadSpec) if one.metadata["least"] is not None
 }
@@ -215,7 +219,7 @@ _MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.defa
 def size_of(asked: Mapping[str, Any]) -> Size:
     """Compute how much a workload takes of a trace, by its parameters."""
     if asked.get("arrivals") is not None or asked.get("closed") is not None:
-        requests, answer = asked.get("n_requests") or REQUESTS, asked.get("answer_tokens") or _ANSWER
+        requests, answer = asked.get("n_requests") or REQUESTS, asked.get("answer_tokens") or ANSWER
         return Size(min(requests, _ROUTED), asked["prompt_tokens"], answer)
     return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
 

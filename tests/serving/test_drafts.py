@@ -1,0 +1,87 @@
+"""Drafts of served requests: windows, acceptance, what the drafter costs, and wrong input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.errors import WorkloadError
+from moesim.records import Records
+from moesim.serving.drafts import read_drafts
+from tests.serving.serving_kit import experiment, run
+
+
+def served(drafts: dict[str, Any] | None, engine: str = "native", **changes: Any) -> Records:
+    asked = {"closed": 1, "n_requests": 1, "prompt_tokens": 6, "answer_tokens": 22, "drafts": drafts}
+    return run(asked | changes, engine=engine)
+
+
+def test_windows_in_which_all_is_accepted_bring_as_many_tokens_as_rows():
+    found = served({"n": 2, "accept": 1, "by": "ngram"})
+    assert found.served is not None
+    (one,) = found.served.requests
+    assert one.generated == 22
+    prompt, *windows = found.steps
+    assert [step.n_tokens for step in windows] == [3] * 7  # 21 tokens after the first
+    assert [step.n_sequences for step in (prompt, *windows)] == [1] + [3] * 7
+    assert sorted(found.served.gaps)[:14] == [0] * 14, "tokens of a window come together"
+
+
+def test_refused_drafts_cost_rows_and_bring_one_token():
+    found = served({"n": 2, "accept": 0, "by": "ngram"})
+    windows = found.steps[1:]
+    assert [step.n_sequences for step in windows] == [1] * 21
+    assert [step.n_tokens for step in windows] == [3] * 19 + [2, 1], "nothing is proposed beyond the answer"
+
+
+@pytest.mark.parametrize("engine", ["simpy", "native"])
+def test_a_head_runs_once_for_each_draft_before_the_step(engine: str):
+    found = served({"n": 2, "accept": 1}, engine)
+    drafts = [task for task in found.tasks if task.kind == "draft"]
+    assert len(drafts) == 7
+    (spec,) = experiment({"closed": 1, "prompt_tokens": 6}).specs
+    costs = spec.costs(None)
+    assert drafts[0].work == 2 * costs.draft_ns("gpu0", 1, 2 * 6 + 1)
+    begins = {step.step: step.begin for step in found.steps}
+    assert all(task.start == begins[task.step] for task in drafts)
+
+
+def test_a_model_of_its_own_takes_its_time_for_each_draft():
+    plain, slow = served({"n": 2, "accept": 1, "by": "ngram"}), served({"n": 2, "accept": 1, "by": "model", "draft_ms": 5})
+    assert slow.makespan_ns - plain.makespan_ns == 7 * 2 * 5_000_000
+
+
+def test_both_engines_draw_the_same_windows():
+    asked = {"n": 3, "accept": [0.7, 0.45, 0.33]}
+    assert served(asked, "simpy") == served(asked, "native")
+
+
+def test_as_many_are_accepted_as_stated():
+    shares, rng = (0.7, 0.45, 0.33, 0.21), np.random.default_rng(5)
+    drafts = read_drafts({"n": 4, "accept": list(shares)})
+    drawn = np.array([drafts.accepted(4, rng) for _ in range(20_000)])
+    for i, share in enumerate(shares):
+        assert abs((drawn > i).mean() - share) < 3.5 * np.sqrt(share * (1 - share) / len(drawn))
+    assert read_drafts({"n": 3, "accept": 0.5}).accept == (0.5, 0.25, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"n": 0, "accept": 1}, "workload.drafts.n: expected drafts of a step, 1 to 64, got 0"),
+        ({"n": 2, "accept": 1.5}, "workload.drafts.accept: expected a share"),
+        ({"n": 2, "accept": [0.5]}, "workload.drafts.accept: expected a share"),
+        ({"n": 2, "accept": [0.5, 0.6]}, "workload.drafts.accept: expected a share"),
+        ({"n": 2, "accept": 1, "by": "eagle"}, "workload.drafts.by: unknown drafter 'eagle'"),
+        ({"n": 2, "accept": 1, "by": "model"}, "workload.drafts.draft_ms: expected milliseconds of a draft with by: model"),
+        ({"n": 2, "accept": 1, "draft_ms": 2}, "workload.drafts.draft_ms: expected milliseconds of a draft with by: model"),
+        ({"n": 2, "accept": 1, "p": 2}, "workload.drafts: unknown key 'p'"),
+    ],
+)
+def test_wrong_drafts(written: dict[str, Any], message: str):
+    with pytest.raises(WorkloadError) as error:
+        read_drafts(written)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
