@@ -7,12 +7,12 @@ from collections import defaultdict
 from operator import index as whole
 from typing import Any, NamedTuple
 
-from moesim.capacity import backing_devices, by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.memory import CopyState, DeviceMemory, PoolState, Unit
 from moesim.engine.state import DeviceState, HostThread, Layout, LinkState, Medium, State
 from moesim.engine.streams import Streams
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError
+from moesim.fits import backing_devices, by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
 
 FIXED = ("weights", "streams", "workspace", "reserved", "experts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -296,11 +296,15 @@ def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, p
 
 def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> InputError | None:
     """Explain why requests with some signals are too few, if others would do."""
+
+    def look(wanted: Collection[str]) -> object:
+        return composed(trace, workload, require_signals=wanted) if workload.served else select(trace, workload, wanted)
+
     try:
-        select(trace, workload, signals)
+        look(signals)
     except WorkloadError as error:
         try:
-            select(trace, workload, ())
+            look(())
         except WorkloadError:
             return None  # which every policy is told
         return error

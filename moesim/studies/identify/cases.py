@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moesim.capacity import required_bytes
 from moesim.core.units import as_share, parse_bytes, slots_of
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.runner import initial_placement, slots_within
+from moesim.fits import required_bytes
 from moesim.hardware import HardwareProfile
 from moesim.hardware.costs import CostModel
 from moesim.hardware.engines import transfer_of
