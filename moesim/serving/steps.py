@@ -355,6 +355,11 @@ class ServedWorkload(Workload):
         return min(self.scheduler.most_rows, self.scheduler.most_requests * self.scheduler.longest)
 
     @property
+    def draft_head(self) -> bool:
+        """Whether one more layer of the model is there, which proposes tokens."""
+        return self.drafts is not None and self.drafts.by == "mtp"
+
+    @property
     def peak_requests(self) -> int:
         """Requests that have a cache at once."""
         return self.scheduler.most_requests
