@@ -36,7 +36,7 @@ _WORDS: Final = {"all_cpu": "all-cpu", "all_gpu": "all-gpu"}
 _LAYERS: Final = ("n_cpu_moe", "ngl")
 _KNOWN: Final = (
     "n_cpu_moe", "ngl", "cpu_moe", "op_offload", "no_op_offload", "gpu_experts", "all_cpu", "all_gpu",
-    "policy", "cache", "mmap",
+    "policy", "cache", "mmap", "prefetch_experts_slots",
 )  # fmt: skip
 
 
@@ -90,6 +90,8 @@ def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bo
         policy["op_offload"] = False
     if given.get("mmap") is False:
         policy["mmap"] = False
+    if "prefetch_experts_slots" in given:
+        policy["prefetch_experts_slots"] = given["prefetch_experts_slots"]
     family = "n_cpu_moe" if ngl > n_layers else "ngl"
     return EngineSetting(policy, {"ratio": 1.0}, family)
 

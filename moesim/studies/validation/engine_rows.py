@@ -139,10 +139,13 @@ def policy_of(words: str) -> dict[str, Any]:
     found = name if name in policy_names() else next(meant, "")
     if found not in policy_names():
         raise NotUsableError(f"no policy for the engine '{name[:60]}'")
-    if found == "llama-cpp" and _has(r"\bcached?\b|\bslots\b", words):
+    if found == "llama-cpp" and _has(r"\bcached?\b|(?<!experts-)\bslots\b", words):
         found = "llama-cpp-cache"
-    options = [one for of, pattern, one in _names()["options"] if of == found and _has(pattern, words)]
-    return {"name": found} | {key: value for one in options for key, value in one.items()}
+    policy: dict[str, Any] = {"name": found}
+    for of, pattern, options in _names()["options"]:
+        if of == found and (match := re.search(pattern, words, re.IGNORECASE)):
+            policy |= {key: int(match[1]) if value == "N" else value for key, value in options.items()}
+    return policy
 
 
 def _setting(policy: Mapping[str, Any], found: Mapping[str, float], model: ModelSpec) -> str:
