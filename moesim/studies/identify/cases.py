@@ -88,10 +88,7 @@ def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bo
         policy["n_cpu_moe"] = max(n_cpu, model.positions[0])
     if given.get("no_op_offload") or given.get("op_offload") is False:
         policy["op_offload"] = False
-    if given.get("mmap") is False:
-        policy["mmap"] = False
-    if "prefetch_experts_slots" in given:
-        policy["prefetch_experts_slots"] = given["prefetch_experts_slots"]
+    policy |= {key: given[key] for key in ("mmap", "prefetch_experts_slots") if given.get(key, True) is not True}
     family = "n_cpu_moe" if ngl > n_layers else "ngl"
     return EngineSetting(policy, {"ratio": 1.0}, family)
 

@@ -141,11 +141,8 @@ def policy_of(words: str) -> dict[str, Any]:
         raise NotUsableError(f"no policy for the engine '{name[:60]}'")
     if found == "llama-cpp" and _has(r"\bcached?\b|(?<!experts-)\bslots\b", words):
         found = "llama-cpp-cache"
-    policy: dict[str, Any] = {"name": found}
-    for of, pattern, options in _names()["options"]:
-        if of == found and (match := re.search(pattern, words, re.IGNORECASE)):
-            policy |= {key: int(match[1]) if value == "N" else value for key, value in options.items()}
-    return policy
+    caught = [(re.search(pattern, words, re.IGNORECASE), one) for of, pattern, one in _names()["options"] if of == found]
+    return {"name": found} | {key: int(at[1]) if it == "N" else it for at, one in caught if at for key, it in one.items()}
 
 
 def _setting(policy: Mapping[str, Any], found: Mapping[str, float], model: ModelSpec) -> str:
