@@ -68,6 +68,7 @@ def test_words_of_engines_become_policies(tmp_path: Path, engine: str, setting: 
     [
         ("tg64 @ d8192", "tg", (8192, 64)), ("AIME-25, 256 tokens", "tg", (64, 256)), ("10k prompt", "tg", (10_000, 128)),
         ("ctx 10K-64K", "tg", (37_000, 128)), ("65588", "tg", (65_588, 128)), ("pp2048", "pp", (2048, 1)), ("", "tg", (64, 128)),
+        ("", "pp", (512, 1)),
     ],
 )  # fmt: skip
 def test_contexts(tmp_path: Path, context: str, kind: str, expected: tuple[int, int]):

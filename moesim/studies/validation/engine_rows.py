@@ -193,7 +193,7 @@ def _tokens(said: Mapping[str, str], *, prefill: bool, static: bool) -> tuple[in
         first, k, second, k2 = numbers[-1]
         n = round((int(first) + int(second or first)) / 2 * (1000 if k or k2 else 1))
     if prefill:
-        return found.get("pp", n) or _PROMPT, 1
+        return found.get("pp", n) or 8 * _PROMPT, 1  # 512, as of llama-bench
     if not decode and re.search(r"\d tokens$", text):  # without a word for the prompt
         n, decode = 0, n
     return found.get("d", n) or _PROMPT, decode or _TOKENS[static]
