@@ -34,6 +34,12 @@ RESULTS: Final[Mapping[str, str]] = {
         f'moesim league experiments/gallery.yaml {_ONE} --set "workload.seed=[0, 1, 2]" '
         '--set "policies=[llama-cpp-fit, pooled-cache, exllamav3, dali, lru]" --out results/league'
     ),
+    "results/serving": "moesim run experiments/serving.yaml --out results/serving",
+    "results/capacity": (
+        'moesim capacity --model "{base: qwen3-30b-a3b, expert_bits: 4}" --hardware rtx3090-epyc7532 '
+        "--policies lru,fiddler,llama-cpp-cache --trace mini-qwen3 --cache 0.25 --prompt 64 --answer 32 --ttft 2 --tpot 0.25 "
+        "--users --requests 40 --seeds 3 --out results/capacity"
+    ),
     "results/lookahead": (
         "moesim trace lookahead mini-mixtral mini-deepseek-v2-lite mini-qwen3 --max-tokens 256 --out results/lookahead"
     ),
@@ -61,6 +67,11 @@ DRAWN: Final[Mapping[str, str]] = {
     "crossover": "results/league",
     "validation": "hardware_profiles/zen4-2core/validation",
     "printed": "docs/background/results.csv",
+    "latency_by_load": "results/serving",
+    "goodput": "results/serving",
+    "request_gantt": "results/serving --where rate=1.0",
+    "slots_over_time": "results/serving --where rate=1.0",
+    "capacity": "results/capacity",
     "hit_rate_by_token": f"results/gallery {_SETTING}",
     "latency_cdf": f"results/gallery {_SETTING}",
     "balance_cdf": f"results/gallery {_SETTING}",

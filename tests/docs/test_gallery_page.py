@@ -39,6 +39,7 @@ def test_commands_name_policies_and_settings_of_the_experiment():
         "prompt_tokens": lengths,
         "cache_ratio": config.cache.ratio,
         "policy": policies,
+        "rate": load_config(ROOT / "experiments" / "serving.yaml").workload.rate,
     }
     for words in gallery.DRAWN.values():
         for asked in words.split("--where ")[1:]:
