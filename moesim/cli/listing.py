@@ -13,7 +13,7 @@ from moesim.cli.options import Printed, name_or_mapping
 from moesim.core.table import Format, render, render_records, written
 from moesim.core.text import shown_lines
 from moesim.core.units import digits, format_memory
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, unknown_name
 
 Rows = list[dict[str, Any]]
 
@@ -129,6 +129,33 @@ def engines() -> Rows:
     ]  # fmt: skip
 
 
+def schedulers(names: list[str] | None = None) -> Rows:
+    """List schedulers of served workloads, or the options of some."""
+    from moesim.serving import SCHEDULERS
+    from moesim.serving.scheduler import options_of
+
+    for name in names or ():
+        if name not in SCHEDULERS:
+            raise ConfigError(f"list schedulers: {unknown_name('scheduler', name, SCHEDULERS)}")
+    if names:
+        return [
+            {"name": name, "option": key, "default": _default(one.default), "what it is": one.metadata["words"]}
+            for name in names
+            for key, one in options_of(SCHEDULERS[name]).items()
+        ]
+    return [
+        {
+            "name": name, "what it is": (found.__doc__ or "").splitlines()[0].rstrip("."),
+            "options": ", ".join(f"{key} {_default(one.default)}" for key, one in options_of(found).items()),
+        }
+        for name, found in sorted(SCHEDULERS.items())
+    ]  # fmt: skip
+
+
+def _default(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "-" if value is None else f"{value}"
+
+
 LISTS = {
     "models": models,
     "hardware": hardware,
@@ -138,6 +165,7 @@ LISTS = {
     "predictors": predictors,
     "parameters": parameters,
     "formats": formats,
+    "schedulers": schedulers,
 }
 
 
@@ -148,6 +176,7 @@ Kind = StrEnum(
     {
         "policies": "policies", "policy_parts": "policy-parts", "models": "models", "hardware": "hardware", "parts": "parts",
         "engines": "engines", "traces": "traces", "predictors": "predictors", "parameters": "parameters", "formats": "formats",
+        "schedulers": "schedulers",
     },
 )  # fmt: skip
 _EXPLAINED = (Kind.policies, Kind.policy_parts)
@@ -158,18 +187,20 @@ def listing(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="Policies whose options are explained; words of a machine's part.", show_default=False
+            metavar="[NAME]...",
+            help="Policies and schedulers whose options are explained; words of a machine's part.",
+            show_default=False,
         ),
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="Policies with paper, what is missing, and options.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List policies, models, hardware, parts of machines, engines, traces, predictors, parameters of routing, or formats.
+    """List policies, models, hardware, parts of machines, engines, traces, predictors, routing parameters, formats, schedulers.
 
     Example: moesim list parts rtx 30
     """
-    if names and kind not in (*_EXPLAINED, Kind.parts):
-        raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies and parts")
+    if names and kind not in (*_EXPLAINED, Kind.parts, Kind.schedulers):
+        raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies, schedulers and parts")
     if long and (names or kind is not Kind.policies or form is not Format.TABLE):
         raise ConfigError(
             f"list {kind.value}: --long: expected policies without a name, as a table; all else is long; leave it out"
@@ -185,7 +216,8 @@ def listing(
     else:
         from moesim.cli.listing import LISTS
 
-        rows = parts(names) if kind is Kind.parts else LISTS[kind.value]()
+        named = {Kind.parts: parts, Kind.schedulers: schedulers}
+        rows = named[kind](names) if kind in named else LISTS[kind.value]()
     if form in (Format.JSON, Format.JSONL):
         sys.stdout.write(render_records(rows, form))
         return

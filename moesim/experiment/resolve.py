@@ -32,8 +32,8 @@ from moesim.hardware.engines import MACHINE, OWN, check_engine
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
-from moesim.policies.user_code import foreign, sources_digest, would_import
-from moesim.serving import composed
+from moesim.policies.user_code import WouldImport, foreign, sources_digest, would_import
+from moesim.serving import RequestFile, composed, file_of
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec
 from moesim.trace.workload.compose import drawn, select
@@ -69,8 +69,8 @@ class Experiment:
 
     Attributes
     ----------
-    not_imported : dict of str to str
-        Policies by name, with their options, and their place in the file; empty if they are imported.
+    not_imported : dict of str to WouldImport or None
+        Policies by name, with their options, and their code, None in a result; empty if they are imported.
     small : SmallInputs
         Those that were looked for, and the models.
 
@@ -89,7 +89,7 @@ class Experiment:
             config = with_routing(config, place, imports=imports)
         self.config = config
         self.place = place
-        self.not_imported: dict[str, str] = {}
+        self.not_imported: dict[str, WouldImport | None] = {}
         self._transfers: dict[tuple[str, str, Copies], Copies] = {}
         self._wants: dict[str, Wants] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {} if small is None else dict(small.models)
@@ -97,14 +97,14 @@ class Experiment:
         self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
         self._known = {} if known is None else known
-        self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
+        self._files: dict[str, RequestFile | None] = {}
+        self._workloads: dict[tuple[str, WorkloadSpec, RequestFile | None, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
-        if not imports:
-            for point in points:
-                if foreign(point.policy) and (label := policy_label(point.policy)) not in self.not_imported:
-                    self.not_imported[label] = entry = entries[repr(point.policy)]
-                    would_import(point.policy, entry)  # refuses a name that nothing has, before routing is read or made up
+        for point in () if imports else points:
+            if foreign(point.policy) and (label := policy_label(point.policy)) not in self.not_imported:
+                # Refuses a name that nothing has before routing is made up; a result may be read without the code of its runs.
+                self.not_imported[label] = would_import(point.policy, entries[repr(point.policy)]) if small is None else None
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
         with noting({} if small is None else small.texts) as texts:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
@@ -141,11 +141,12 @@ class Experiment:
         check_shape(trace, point.trace, model, place)
         try:
             workload = WorkloadSpec(**point.workload)
+            file = remembered(self._files, workload.file, lambda: file_of(workload))
         except WorkloadError as error:
             raise WorkloadError(f"{place}: {error}") from None
         name, ends = policy_label(point.policy), self._ends_of(point, machine, engine)
         slots, rows = point.cache_slots(model), wanted.prompt_rows
-        spec = RunSpec(index, point, model, machine, workload, slots, name, ends=ends, prompt_rows=rows)
+        spec = RunSpec(index, point, model, machine, workload, slots, name, ends=ends, prompt_rows=rows, file=file)
         spec.check(place)
         return spec
 
@@ -217,25 +218,24 @@ class Experiment:
         -------
         dict
             ``models``, ``hardware`` and ``traces`` by name, in the order of the experiment; no path of this machine is in it.
-            ``policies`` too, if there are some that are not moesim's own.
+            ``requests`` (files of requests that arrive, as they are named) and ``policies`` that are not moesim's own, if any.
         """
-        models, machines, traces, policies = {}, {}, {}, {}
+        models, machines, traces, policies, files = {}, {}, {}, {}, {}
         for spec in self.specs:
-            models[model_label(spec.model)] = {
-                "sha256": fingerprint(spec.model.figures()),
-                "source": spec.model.source,
-            }
+            models[model_label(spec.model)] = {"sha256": fingerprint(spec.model.figures()), "source": spec.model.source}
             machines[hardware_label(spec.hardware)] = {
                 "sha256": fingerprint(spec.hardware.figures()),
                 "labels": list(spec.hardware.labels),
             }
             trace = self.trace(spec)
             traces[trace_label(spec.point.trace)] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
+            if spec.file is not None:
+                files[spec.file.name] = {"sha256": spec.file.sha256, "requests": len(spec.file)}
             for name in code_names(spec.point.policy):
                 if name not in policies and (digest := sources_digest([name])) is not None:
                     policies[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
-        return found | ({"policies": policies} if policies else {})
+        return found | ({"requests": files} if files else {}) | ({"policies": policies} if policies else {})
 
     def transfer(self, spec: RunSpec) -> Copies:
         """Return how weights travel in a run: the experiment's way, or the policy's own."""
@@ -258,10 +258,10 @@ class Experiment:
 
     def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
         signals = self.signals(spec)
-        key = (written_key(spec.point.trace), asked, signals)
+        key = (written_key(spec.point.trace), asked, spec.file, signals)
         if key not in self._workloads:
             try:
-                self._workloads[key] = composed(self.trace(spec), asked, require_signals=signals)
+                self._workloads[key] = composed(self.trace(spec), asked, require_signals=signals, file=spec.file)
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]

@@ -30,7 +30,7 @@ from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.metrics.outcome import Outcome
-from moesim.policies.user_code import WouldImport, would_import
+from moesim.policies.user_code import WouldImport
 from moesim.trace.workload.spec import WorkloadSpec, shortened
 
 if TYPE_CHECKING:
@@ -369,9 +369,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     """Describe an experiment without running it, but for a few seconds of short runs."""
     rows = [spec.row() for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
-    policies = {spec.policy_name: spec.point.policy for spec in experiment.specs}
-    found = [would_import(policies[name], entry) for name, entry in experiment.not_imported.items()]
-    lines += [_would_import(one) for one in dict.fromkeys(found) if one is not None]
+    lines += [_would_import(one) for one in dict.fromkeys(experiment.not_imported.values()) if one is not None]
     n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
     n_policies = len({spec.policy_name for spec in experiment.specs})
     of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""

@@ -130,7 +130,9 @@ def slots_within(
             placement = policy.place(view)
         except CapacityError:
             return 0, ""
-        need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
+        need = required_bytes(
+            model, costs.hardware, workload.peak_kv_tokens, placement, workload.peak_requests, draft_head=workload.draft_head
+        )
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
     def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:
@@ -439,7 +441,9 @@ def _paging(spec: RunSpec, workload: Workload, placement: Placement) -> list[str
     """Name the hosts that lack a little memory for experts that are mapped from a file."""
     if placement.host_experts != "mapped":
         return []
-    need = required_bytes(spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
+    need = required_bytes(
+        spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests, draft_head=workload.draft_head
+    )
     found = {name: lacking(needed, spec.hardware.devices[name].memory_bytes, placement) for name, needed in need.items()}
     return [paging_note(spec.model, name, need[name], lacks) for name, lacks in found.items() if lacks]
 

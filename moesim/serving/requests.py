@@ -52,6 +52,7 @@ class Request:
     routing: Routing
     user: int = -1
     blocks: tuple[int, ...] = ()  # hashes of the blocks of its prompt, of which each stands for all before it too
+    block_tokens: int = 512  # of each of these blocks; the last may have fewer
     # how far it is
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0
@@ -59,6 +60,8 @@ class Request:
     cached: int = 0
     preempted: int = 0
     refused: int = 0
+    given_up: int = 0  # tokens that were computed, and whose KV cache was given up: preemptions, drafts that were refused
+    rows_run: int = 0  # rows that steps had of it
     start_ns: int = -1
     first_ns: int = -1
     last_ns: int = -1  # of its latest token
@@ -76,6 +79,48 @@ class Request:
     @property
     def over(self) -> bool:
         return self.generated >= self.answer
+
+    @property
+    def window(self) -> int:
+        """Rows of its next step once it decodes: its newest token and its drafts."""
+        return 1 + self.drafts
+
+    def cut(self, rows: int) -> int:
+        """Return so many of its next rows; drafts that do not fit are dropped."""
+        n = min(rows, self.known - self.computed)
+        if self.decodes:
+            self.drafts = n - 1
+        return n
+
+    def take(self, tokens: int) -> None:
+        """Take so many tokens after a step; the KV cache of drafts that were refused is given up."""
+        self.generated += tokens
+        kept = self.prompt + self.generated - 1
+        self.given_up += self.computed - kept
+        self.computed, self.drafts = kept, 0
+
+    def find(self, tokens: int) -> None:
+        """Take so many tokens as computed, whose KV cache is there when it is admitted."""
+        self.computed = tokens
+        if self.preempted:
+            self.given_up -= tokens
+        else:
+            self.cached = tokens
+
+    def give_up(self) -> None:
+        """Forget what was computed, to begin again later."""
+        self.given_up += self.computed
+        self.preempted += 1
+        self.computed = self.drafts = 0
+
+    def prefix(self, other: Request) -> int:
+        """Count the tokens with which its prompt and another begin alike, as far as the hashes of their blocks say."""
+        same = 0
+        for mine, its in zip(self.blocks, other.blocks, strict=False):
+            if mine != its:
+                break
+            same += 1
+        return min(same * self.block_tokens, self.prompt, other.prompt)
 
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""

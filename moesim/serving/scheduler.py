@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from moesim.core.units import ceil_div
 from moesim.errors import ConfigError, unknown_name
+from moesim.serving.blocks import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,14 +18,35 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """Rows of one request in a step: its next tokens."""
+    """Rows of one request in a step.
+
+    Attributes
+    ----------
+    request : Request
+    n : int
+        How many: its next tokens, of which the first is the one after those computed.
+    """
 
     request: Request
     n: int
 
 
 def asked(default: Any, words: str, least: int = 1) -> Any:
-    """Declare an option of a scheduler: a number of at least `least`, or true or false."""
+    """Declare an option of a scheduler.
+
+    Parameters
+    ----------
+    default : bool, int, float or None
+        Its default, by whose type a value is checked; None: an integer, or nothing.
+    words : str
+        How ``moesim list schedulers NAME`` explains it.
+    least : int
+        Least value of a number.
+
+    Returns
+    -------
+    dataclasses.Field
+    """
     return field(default=default, metadata={"words": words, "least": least})
 
 
@@ -30,8 +54,8 @@ def asked(default: Any, words: str, least: int = 1) -> Any:
 class Scheduler:
     """Decides which rows a step has; a subclass is one released server, or one of its modes.
 
-    The server that calls it gives requests in the order of arrival to `add`, then asks `plan` for the rows of the next step.
-    After the step it has counted what was computed and generated, and calls `leave` for each request with its last token.
+    Requests come to `add` in the order of arrival. Then `plan` is asked for the rows of the next step. After the step, what was
+    computed and generated is counted, and `leave` is called for each request with its last token.
 
     Attributes
     ----------
@@ -40,16 +64,26 @@ class Scheduler:
     kv_tokens : int or None
         Tokens of KV cache that the server reserves as it starts, for all requests; None: as many as its most requests need
         when each is the longest of the workload.
+    longest : int
+        Tokens of the longest request of the workload, prompt and answer.
+    at_once : int
+        Requests that can be there together: users, or all of the workload.
+    window : int
+        Most rows of a request that decodes: a token and its drafts.
+    waiting : deque of Request
+        Requests that have arrived and have not been admitted, in order.
     """
 
     name: ClassVar[str]
     kv_tokens: int | None = asked(None, "tokens of KV cache, for all requests")
-    longest: int = field(default=0, init=False)  # tokens of the longest request, prompt and answer
+    longest: int = field(default=0, init=False)
+    at_once: int = field(default=1_000_000, init=False)
+    window: int = field(default=1, init=False)
     waiting: deque[Request] = field(default_factory=deque, init=False)
 
     @property
     def most_requests(self) -> int:
-        """Requests at once."""
+        """Requests that are admitted at once, at most."""
         raise NotImplementedError
 
     @property
@@ -70,7 +104,7 @@ class Scheduler:
     @property
     def longest_possible(self) -> int:
         """Tokens of the longest request that fits."""
-        return self.capacity
+        return self.capacity // self.most_requests
 
     def add(self, request: Request) -> None:
         """Take a request that has arrived."""
@@ -89,15 +123,88 @@ class Scheduler:
         """Requests that have been admitted and have not left."""
         raise NotImplementedError
 
+    def ends_prompts(self, rows: Sequence[Rows]) -> bool:
+        """Return whether a step of prompts is the last for requests that were admitted together."""
+        return any(request.computed + n == request.known for request, n in rows)
+
+    def check(self) -> None:
+        """Raise if what it counts does not add up; SimulationError. Called after every plan."""
+
+    def room(self, request: Request) -> int | None:
+        """Return for how many tokens a request has KV cache now; None: for as many as it may get."""
+        return None
+
+
+class Pooled(Scheduler):
+    """A scheduler with one KV cache for all requests, in blocks that they take and give back.
+
+    Attributes
+    ----------
+    blocks : moesim.serving.blocks.Blocks
+        The pool: `match`, `admit`, `grow` and `release`.
+    """
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+        raise NotImplementedError
+
+    @property
+    def caching(self) -> bool:
+        """Whether blocks stay cached, and are shared by prompts that begin alike."""
+        return True
+
+    @property
+    def each(self) -> int:
+        """Blocks for the longest request of the workload, in the default size of the pool."""
+        return ceil_div(self.longest, self.block)
+
+    @property
+    def n_blocks(self) -> int:
+        return self.most_requests * self.each if self.kv_tokens is None else self.kv_tokens // self.block
+
+    @property
+    def capacity(self) -> int:
+        return self.n_blocks * self.block
+
+    @property
+    def longest_possible(self) -> int:
+        return self.capacity
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return Blocks(self.n_blocks, self.block, caching=self.caching)
+
+    def check(self) -> None:
+        self.blocks.check()
+
+    def room(self, request: Request) -> int:
+        return self.blocks.of(request) * self.block
+
 
 SCHEDULERS: dict[str, type[Scheduler]] = {}
 """Schedulers by name."""
 
 
 def scheduler(found: type[Scheduler]) -> type[Scheduler]:
-    """Register a scheduler under its name."""
+    """Register a scheduler under its name.
+
+    Parameters
+    ----------
+    found : type of Scheduler
+
+    Returns
+    -------
+    type of Scheduler
+        The same class.
+    """
     SCHEDULERS[found.name] = found
     return found
+
+
+def options_of(found: type[Scheduler]) -> dict[str, Field[Any]]:
+    """Return the options of a scheduler by name, with default and, in `metadata`, words."""
+    return {one.name: one for one in fields(found) if one.init}
 
 
 def make_scheduler(written: Mapping[str, Any], place: str = "workload.scheduler") -> Scheduler:
@@ -106,13 +213,22 @@ def make_scheduler(written: Mapping[str, Any], place: str = "workload.scheduler"
     name = options.pop("name", None)
     if name not in SCHEDULERS:
         raise ConfigError(f"{place}: {unknown_name('scheduler', str(name), SCHEDULERS)}")
-    known = {one.name: one for one in fields(SCHEDULERS[name]) if one.init}
+    known = options_of(SCHEDULERS[name])
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"{place}: {unknown_name(f'option of {name}', key, known)}")
-        least, kind = known[key].metadata["least"], type(known[key].default)
-        if kind is bool and not isinstance(value, bool):
-            raise ConfigError(f"{place}.{key}: expected true or false, got {value!r}")
-        if kind is not bool and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ConfigError(f"{place}.{key}: expected an integer of at least {least}, got {value!r}")
-    return SCHEDULERS[name](**options)
+        _check_option(f"{place}.{key}", value, known[key].metadata["least"], type(known[key].default))
+    try:
+        return SCHEDULERS[name](**options)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {name}: {error}") from None
+
+
+def _check_option(place: str, value: Any, least: int, kind: type) -> None:
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{place}: expected true or false, got {value!r}")
+        return
+    types, word = (int | float, "a number") if kind is float else (int, "an integer")
+    if not isinstance(value, types) or isinstance(value, bool) or not least <= value < float("inf"):
+        raise ConfigError(f"{place}: expected {word} of at least {least}, got {value!r}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 
 from moesim.errors import WorkloadError
+from moesim.serving.audit import check_count, check_end, check_plan
 from moesim.serving.drafts import Drafting, Drafts
 from moesim.serving.requests import Request, RequestRecord, Routing
 from moesim.trace.workload import MicroBatch, Step, Workload
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moesim.hardware.costs import CostModel
-    from moesim.serving.arrivals import Arrival, Source
+    from moesim.serving.arrivals import Arrival, Asked, Source
     from moesim.serving.scheduler import Rows, Scheduler
     from moesim.trace import Trace
     from moesim.trace.workload import WorkloadSpec
@@ -39,7 +40,7 @@ class ServedStep(Step):
 
     def __init__(
         self, index: int, rows: Sequence[Rows], gained: Mapping[int, int], drafts: Drafts | None, kv_tokens: int, n_active: int,
-        trace: Trace,
+        trace: Trace, *, ends_prompts: bool,
     ) -> None:  # fmt: skip
         self.index, self.batch = index, 0
         self.kv_tokens, self.n_active = kv_tokens, n_active
@@ -54,12 +55,12 @@ class ServedStep(Step):
         self._sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
         decodes = [one.request.decodes for one in rows]
         self.phase = "decode" if all(decodes) else MIXED if any(decodes) else "prefill"
-        self.last_chunk = self.phase != "prefill" or bool(gained)
+        self.last_chunk = self.phase != "prefill" or ends_prompts
         self.n_tokens = sum(counts)
         numbers = np.array([one.request.number for one in rows], np.int32)
         self.requests = numbers if self.n_tokens == len(rows) else np.repeat(numbers, counts)
         self._rows: NDArray[np.int64] = np.array([row for one in rows for row in one.request.rows(one.n)], np.int64)
-        self._begins = tuple([one.request.number for one in rows if not one.request.computed])
+        self._begins = tuple([one.request.number for one in rows if not one.request.rows_run])
         self._ends = tuple([
             one.request.number for one in rows
             if one.request.generated + gained.get(one.request.number, 0) == one.request.answer
@@ -130,8 +131,6 @@ class Serving:
         self._rows: list[Rows] = []
         self._index = 0
         self._open: dict[int, Request] = {}
-        self._since = 0
-        self._n_started = 0
         self._done: list[RequestRecord] = []
         self._gaps = array("q")
         self._queue_ns = self._inside_ns = self._slots_ns = 0
@@ -143,22 +142,20 @@ class Serving:
         if self._present:
             for one in self._present:
                 one.request.computed += one.n
+                one.request.rows_run += one.n
             self._present = []
             if not self._passes:
                 self._sample(now_ns)
         if self._passes:
             return self._begin(self._passes.pop(0), now_ns)
         self._count(now_ns)
+        self._arrive(now_ns)
         if self._end_ns is not None and now_ns >= self._end_ns:
             self._check_any()
             return None
-        self._arrive(now_ns)
         scheduler = self._scheduler
-        if self._drafts is not None:
-            for request in self._open.values():
-                left = request.answer - request.generated - 1
-                request.drafts = min(self._drafts.n, left) if request.decodes else 0
         rows = list(scheduler.plan(now_ns))
+        check_plan(scheduler, rows, self._open)
         if not rows:
             following = self._source.next_ns()
             if following is None and self._open:
@@ -196,19 +193,21 @@ class Serving:
         scheduler = self._scheduler
         self._gained |= gained
         capacity, most = scheduler.capacity, scheduler.most_requests
-        step = ServedStep(self._index, rows, gained, self._drafts, capacity, most, self._trace)
+        step = ServedStep(
+            self._index, rows, gained, self._drafts, capacity, most, self._trace, ends_prompts=scheduler.ends_prompts(rows)
+        )
         self._index += 1
         self._present = rows
         return step
 
     def _sample(self, now_ns: int) -> None:
         """Count the tokens that come at the end of a step; requests that have all of theirs leave."""
+        self._count(now_ns)
         for request, _ in self._rows:
             if request.computed != request.known:
                 continue
             gained = self._gained[request.number]
-            request.generated += gained
-            request.computed, request.drafts = request.prompt + request.generated - 1, 0  # what was refused is forgotten
+            request.take(gained)
             if request.first_ns < 0:
                 request.first_ns = now_ns
             else:
@@ -216,11 +215,13 @@ class Serving:
             self._gaps.extend([0] * (gained - 1))
             request.last_ns = now_ns
             if request.over:
+                check_end(self._scheduler, request)
                 self._scheduler.leave(request)
                 self._source.ended(request, now_ns)
-                self._count(now_ns)
                 del self._open[request.number]
                 self._done.append(request.record())
+            elif self._drafts is not None:
+                request.drafts = min(self._drafts.n, request.answer - request.generated - 1)
         self._rows, self._gained = [], {}
 
     def _arrive(self, now_ns: int) -> None:
@@ -238,7 +239,8 @@ class Serving:
 
     def _request(self, arrival: Arrival) -> Request:
         number, self._arrived = self._arrived, self._arrived + 1
-        return Request(number, arrival.ns, arrival.prompt, arrival.answer, self._route(number), arrival.user, arrival.blocks)
+        ns, prompt, answer, user, blocks, size = arrival
+        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size)
 
     def _count(self, now_ns: int) -> None:
         """Add up who was there since the last change."""
@@ -249,6 +251,7 @@ class Serving:
     def served(self) -> Served:
         """Return what became of all requests so far."""
         left = list(self._open.values())
+        check_count(self._scheduler, self._arrived, self._done, left)
         waited = sum(self._now - request.arrival_ns for request in left if request.start_ns < 0)
         records = sorted(self._done + [request.record() for request in left])
         return Served(records, self._gaps, self._queue_ns + waited, self._inside_ns, self._slots_ns, len(left), self._now)
@@ -289,9 +292,8 @@ class ServedSteps(Steps):
 
     def __len__(self) -> int:
         """Return the steps of a run in which all slots are always in use: no run has fewer."""
-        found, by = self._workload, self._workload.scheduler
-        rows = found.n_requests * found.longest
-        return max(1, rows // max(1, by.most_rows), found.n_requests * found.answer // by.most_requests)
+        asked, by = self._workload.asked, self._workload.scheduler
+        return max(1, asked.n_rows // max(1, by.most_rows), int(asked.answer.sum()) // by.most_requests)
 
     @overload
     def __getitem__(self, index: int) -> Step: ...
@@ -310,8 +312,7 @@ class ServedSteps(Steps):
     @property
     def n_tokens(self) -> NDArray[np.int64]:
         """Rows of each step, roughly."""
-        found = self._workload
-        return np.full(len(self), max(1, found.n_requests * found.longest // len(self)), np.int64)
+        return np.full(len(self), max(1, self._workload.asked.n_rows // len(self)), np.int64)
 
     def of_prefill(self) -> Iterator[Step]:
         """Return none: a step with a prompt may have answers too."""
@@ -328,27 +329,31 @@ class ServedWorkload(Workload):
     trace: Trace = field(kw_only=True)
     scheduler: Scheduler = field(kw_only=True)
     make_source: Callable[[], Source] = field(kw_only=True)
-    n_requests: int = field(kw_only=True)  # at most
-    longest: int = field(kw_only=True)  # tokens of the longest
-    answer: int = field(kw_only=True)  # tokens of the longest answer
+    asked: Asked = field(kw_only=True)
     end_ns: int | None = field(kw_only=True)
     drafts: Drafts | None = field(kw_only=True, default=None)
     order: tuple[int, ...] = field(kw_only=True)  # requests of the trace, in the order in which they are read
 
     def __post_init__(self) -> None:
-        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order}
+        file = self.asked.file.sha256 if self.asked.file is not None else None
+        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order, "file": file}
         object.__setattr__(self, "digest", hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest())
         object.__setattr__(self, "steps", ServedSteps(self))
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """Requests of the trace that are read."""
-        return self.order
+        """Requests of the trace that are read, at most."""
+        return self.order[: len(self.asked)]
 
     @property
     def max_tokens(self) -> int:
         """Rows of the largest pass."""
-        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.longest)
+        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.scheduler.longest)
+
+    @property
+    def draft_head(self) -> bool:
+        """Whether one more layer of the model is there, which proposes tokens."""
+        return self.drafts is not None and self.drafts.by == "mtp"
 
     @property
     def peak_requests(self) -> int:
