@@ -33,7 +33,7 @@ from moesim.metrics.naming import fingerprint, hardware_label, model_label, poli
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
 from moesim.policies.user_code import foreign, sources_digest, would_import
-from moesim.serving import composed
+from moesim.serving import RequestFile, composed, file_of
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec
 from moesim.trace.workload.compose import drawn, select
@@ -97,7 +97,8 @@ class Experiment:
         self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
         self._known = {} if known is None else known
-        self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
+        self._files: dict[str, RequestFile | None] = {}
+        self._workloads: dict[tuple[str, WorkloadSpec, RequestFile | None, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
         if not imports:
@@ -141,11 +142,12 @@ class Experiment:
         check_shape(trace, point.trace, model, place)
         try:
             workload = WorkloadSpec(**point.workload)
+            file = remembered(self._files, workload.file, lambda: file_of(workload))
         except WorkloadError as error:
             raise WorkloadError(f"{place}: {error}") from None
         name, ends = policy_label(point.policy), self._ends_of(point, machine, engine)
         slots, rows = point.cache_slots(model), wanted.prompt_rows
-        spec = RunSpec(index, point, model, machine, workload, slots, name, ends=ends, prompt_rows=rows)
+        spec = RunSpec(index, point, model, machine, workload, slots, name, ends=ends, prompt_rows=rows, file=file)
         spec.check(place)
         return spec
 
@@ -217,9 +219,9 @@ class Experiment:
         -------
         dict
             ``models``, ``hardware`` and ``traces`` by name, in the order of the experiment; no path of this machine is in it.
-            ``policies`` too, if there are some that are not moesim's own.
+            ``requests`` (files of requests that arrive, as they are named) and ``policies`` that are not moesim's own, if any.
         """
-        models, machines, traces, policies = {}, {}, {}, {}
+        models, machines, traces, policies, files = {}, {}, {}, {}, {}
         for spec in self.specs:
             models[model_label(spec.model)] = {
                 "sha256": fingerprint(spec.model.figures()),
@@ -231,11 +233,13 @@ class Experiment:
             }
             trace = self.trace(spec)
             traces[trace_label(spec.point.trace)] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
+            if spec.file is not None:
+                files[spec.file.name] = {"sha256": spec.file.sha256, "requests": len(spec.file)}
             for name in code_names(spec.point.policy):
                 if name not in policies and (digest := sources_digest([name])) is not None:
                     policies[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
-        return found | ({"policies": policies} if policies else {})
+        return found | ({"requests": files} if files else {}) | ({"policies": policies} if policies else {})
 
     def transfer(self, spec: RunSpec) -> Copies:
         """Return how weights travel in a run: the experiment's way, or the policy's own."""
@@ -258,10 +262,10 @@ class Experiment:
 
     def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
         signals = self.signals(spec)
-        key = (written_key(spec.point.trace), asked, signals)
+        key = (written_key(spec.point.trace), asked, spec.file, signals)
         if key not in self._workloads:
             try:
-                self._workloads[key] = composed(self.trace(spec), asked, require_signals=signals)
+                self._workloads[key] = composed(self.trace(spec), asked, require_signals=signals, file=spec.file)
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]

@@ -32,7 +32,7 @@ from moesim.metrics.serving import measures
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
 from moesim.policies.user_code import foreign
-from moesim.serving import ServedWorkload
+from moesim.serving import RequestFile, ServedWorkload
 from moesim.trace.made import no_more_than, trace_label
 from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec
@@ -178,6 +178,7 @@ class RunSpec:
     policy_name: str  # name with its options, unique within the experiment
     refusal: InputError | None = None  # why it cannot be run: the trace lacks what the policy needs
     prompt_rows: int | None = None  # most rows of a prefill step that the policy's engine takes; None: any number
+    file: RequestFile | None = None  # of requests that arrive, which the workload names
     ends: tuple[Ends, ...] = ()  # machines at the ends of the intervals of the profile's numbers, if the experiment asks for them
 
     def check(self, place: str) -> None:
@@ -251,7 +252,8 @@ class RunSpec:
     def asked(self) -> dict[str, Any]:
         """Return what a run's key hashes in addition to the contents of its inputs."""
         without = ("model", "hardware", "trace", "repeat")
-        return {k: v for k, v in vars(self.point).items() if k not in without} | {"workload": asdict(self.workload)}
+        file = {} if self.file is None else {"file": self.file.sha256}
+        return {k: v for k, v in vars(self.point).items() if k not in without} | {"workload": asdict(self.workload)} | file
 
     @property
     def group(self) -> str:

@@ -34,7 +34,7 @@ from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import code_names
 from moesim.policies.user_code import sources_digest
-from moesim.serving import composed
+from moesim.serving import RequestFile, composed
 from moesim.trace import Trace, find_trace
 from moesim.trace.workload import Workload, WorkloadSpec
 
@@ -303,7 +303,8 @@ class Work:
 
     def workload(self, spec: RunSpec) -> Workload:
         trace = self.trace(spec)
-        return _composed(trace, _composed(trace, spec.workload, self.required).within(spec.prompt_rows), self.required)
+        asked = _composed(trace, spec.workload, spec.file, self.required).within(spec.prompt_rows)
+        return _composed(trace, asked, spec.file, self.required)
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
         return self.required
@@ -313,8 +314,8 @@ _traces: OrderedDict[str, Trace] = OrderedDict()  # of this process, by digest
 
 
 @lru_cache(maxsize=8)  # neighbours in a grid share them
-def _composed(trace: Trace, asked: WorkloadSpec, required: frozenset[str]) -> Workload:
-    return composed(trace, asked, require_signals=required)
+def _composed(trace: Trace, asked: WorkloadSpec, file: RequestFile | None, required: frozenset[str]) -> Workload:
+    return composed(trace, asked, require_signals=required, file=file)
 
 
 @contextmanager

@@ -11,24 +11,31 @@ import numpy as np
 from moesim.core.units import NS_PER_S
 from moesim.errors import WorkloadError
 from moesim.serving import schedulers as _  # noqa: F401, they register themselves
-from moesim.serving.arrivals import Arrival, Closed, Open, poisson, same
+from moesim.serving.arrivals import Asked, Closed, Open, asked_of
 from moesim.serving.drafts import read_drafts
+from moesim.serving.files import RequestFile, read_requests
 from moesim.serving.requests import Request, RequestRecord
 from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
 from moesim.serving.steps import ServedWorkload
 from moesim.trace.workload import Workload, compose
 from moesim.trace.workload.compose import REUSE_SHIFTED
-from moesim.trace.workload.spec import ANSWER, PROMPT, REQUESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moesim.serving.arrivals import Source
     from moesim.trace import Trace
     from moesim.trace.workload import WorkloadSpec
 
-__all__ = ["SCHEDULERS", "Request", "RequestRecord", "Rows", "Scheduler", "ServedWorkload", "composed", "make_scheduler"]
+__all__ = [
+    "SCHEDULERS", "Request", "RequestFile", "RequestRecord", "Rows", "Scheduler", "ServedWorkload", "composed", "file_of",
+    "make_scheduler",
+]  # fmt: skip
 
 
-def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload:
+def composed(
+    trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset(), file: RequestFile | None = None
+) -> Workload:
     """Compose what was asked for: batches that are there from the start, or requests that arrive.
 
     Parameters
@@ -38,6 +45,8 @@ def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[st
     spec : WorkloadSpec
     require_signals : collection of str
         Signals of the trace that must cover every request that is read.
+    file : RequestFile, optional
+        The file that the workload names, if it has been read.
 
     Returns
     -------
@@ -47,12 +56,26 @@ def composed(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[st
     Raises
     ------
     WorkloadError
-        If no request of the trace will do, or the scheduler is asked for what it does not have.
+        If no request of the trace will do, the scheduler is asked for what it does not have, no request fits its KV cache, or
+        the file cannot be read.
     """
-    return served(trace, spec, require_signals) if spec.served else compose(trace, spec, require_signals=require_signals)
+    if not spec.served:
+        return compose(trace, spec, require_signals=require_signals)
+    return served(trace, spec, require_signals, file or file_of(spec))
 
 
-def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -> ServedWorkload:
+def file_of(spec: WorkloadSpec) -> RequestFile | None:
+    """Read the file of requests that a workload names, if it does; WorkloadError names the key."""
+    if spec.file is None:
+        return None
+    key, name, most = spec.file
+    try:
+        return read_requests(name, most)
+    except WorkloadError as error:
+        raise WorkloadError(f"workload.{key}: {error}") from None
+
+
+def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], file: RequestFile | None) -> ServedWorkload:
     """Compose a served workload."""
     table, wanted = trace.requests, frozenset(require_signals)
     usable = [i for i in range(len(table)) if wanted.issubset(table.signals[i]) and table.n_prompt[i] + table.n_decode[i] > 0]
@@ -60,26 +83,42 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
         raise WorkloadError(
             f"workload: expected a recorded request with signals {sorted(wanted)}, got none; choose another trace"
         )
-    order = tuple(usable[i] for i in np.random.default_rng(spec.seed).permutation(len(usable)))
-    prompt, answer = spec.prompt_tokens or PROMPT, spec.answer_tokens or ANSWER
-    n_requests = spec.n_requests or REQUESTS
+    order = np.array(usable)[np.random.default_rng(spec.seed).permutation(len(usable))]
+    asked = asked_of(spec, file)
     scheduler = make_scheduler(spec.scheduler_options)
-    scheduler.longest, scheduler.at_once = prompt + answer, min(spec.closed or n_requests, n_requests)
+    scheduler.longest, scheduler.at_once = int((asked.prompt + asked.answer).max()), min(spec.closed or len(asked), len(asked))
     end_ns = None if spec.until_s is None else round(spec.until_s * NS_PER_S)
 
     def source() -> Source:
-        lengths = same(prompt, answer)
         if spec.closed is not None:
-            return Closed(spec.closed, round((spec.think_s or 0) * NS_PER_S), lengths, n_requests)
-        assert spec.rate is not None
-        times = poisson(spec.rate, n_requests, spec.seed)
-        return Open(Arrival(ns, *one) for ns, one in zip(times, lengths, strict=False))
+            return Closed(spec.closed, round((spec.think_s or 0) * NS_PER_S), asked)
+        return Open(asked)
 
+    read = order[np.arange(len(asked)) % len(order)]
+    beyond = (asked.prompt > table.n_prompt[read]) | (asked.answer > table.n_decode[read] + 1)
+    labels = [REUSE_SHIFTED] if len(asked) > len(order) or beyond.any() else []
+    if file is not None and file.failed:
+        labels.append(f"{file.failed} failed requests of {file.name} left out")
+    labels += _refused(asked, scheduler)
     drafts = None if spec.drafts is None else read_drafts(json.loads(str(spec.drafts)))
     scheduler.window = 1 if drafts is None else 1 + drafts.n
-    longest_decode = int(max(table.n_decode[i] for i in usable))
-    wraps = n_requests > len(usable) or answer > longest_decode + 1
     return ServedWorkload(
-        spec, (REUSE_SHIFTED,) if wraps else (), trace=trace, scheduler=scheduler, make_source=source, n_requests=n_requests,
-        longest=prompt + answer, answer=answer, end_ns=end_ns, order=order, drafts=drafts,
+        spec, tuple(labels), trace=trace, scheduler=scheduler, make_source=source, asked=asked, end_ns=end_ns, drafts=drafts,
+        order=tuple(order.tolist()),
     )  # fmt: skip
+
+
+def _refused(asked: Asked, scheduler: Scheduler) -> Sequence[str]:
+    """Name the requests that the scheduler can never serve; WorkloadError if these are all."""
+    room = scheduler.longest_possible
+    (long,) = np.nonzero(asked.prompt + asked.answer > room)
+    if not len(long):
+        return []
+    first = f"request {long[0]} of {asked.prompt[long[0]]} + {asked.answer[long[0]]} tokens"
+    if len(long) == len(asked):
+        raise WorkloadError(
+            f"workload.scheduler: expected room for a request, got {room} tokens of KV cache for one in {scheduler.name}; all "
+            f"{len(long)} are longer, the first {first}; give it more"
+        )
+    refused = f"{len(long)} of {len(asked)} requests refused"
+    return [f"{refused} (longer than the {room} tokens of KV cache for one): first {first}"]

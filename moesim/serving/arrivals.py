@@ -1,18 +1,32 @@
-"""When requests arrive: a Poisson process, users that wait for their answers, or times of a file."""
+"""Which requests arrive, and when: a Poisson process, users that wait for their answers, or a file."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import json
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from moesim.core.limits import RUN_NS, TOKENS
 from moesim.core.units import NS_PER_S
+from moesim.errors import WorkloadError, unknown_name
+from moesim.trace.workload.spec import ANSWER, POISSON, PROMPT, REQUESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from moesim.serving.files import RequestFile
     from moesim.serving.requests import Request
+    from moesim.trace.workload import WorkloadSpec
+
+_P90: Final = NormalDist().inv_cdf(0.9)
+_QUANTILES: Final = ("p50", "p90", "most")
 
 
 class Arrival(NamedTuple):
@@ -23,6 +37,7 @@ class Arrival(NamedTuple):
     answer: int
     user: int = -1
     blocks: tuple[int, ...] = ()
+    block_tokens: int = 0
 
 
 class Source(Protocol):
@@ -41,20 +56,59 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Requests of a workload, in the order in which they arrive.
+
+    Attributes
+    ----------
+    prompt, answer : ndarray of int64, shape (n_requests,)
+        Tokens of each.
+    ns : ndarray of int64, shape (n_requests,), or None
+        When each arrives; None: when a user has its answer.
+    file : RequestFile or None
+        Where their lengths are from.
+    """
+
+    prompt: NDArray[np.int64]
+    answer: NDArray[np.int64]
+    ns: NDArray[np.int64] | None
+    file: RequestFile | None
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that are computed if nothing is computed twice: the last token of an answer is not."""
+        return int((self.prompt + self.answer - 1).sum())
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block whose content is known; 0: no content is."""
+        return self.file.block if self.file is not None else 0
+
+    def arrival(self, i: int, ns: int, user: int = -1) -> Arrival:
+        """Return a request that arrives now."""
+        # Of a file that is read again the content is not the same again.
+        blocks = self.file.blocks(i) if self.file is not None and i < len(self.file) else ()
+        return Arrival(ns, int(self.prompt[i]), int(self.answer[i]), user, blocks, self.block)
+
+
 class Open:
     """Requests that arrive whatever the server does."""
 
-    def __init__(self, arrivals: Iterator[Arrival]) -> None:
-        self._arrivals = arrivals
-        self._next = next(arrivals, None)
+    def __init__(self, asked: Asked) -> None:
+        assert asked.ns is not None
+        self._asked, self._ns, self._next = asked, asked.ns, 0
 
     def next_ns(self) -> int | None:
-        return None if self._next is None else self._next.ns
+        return int(self._ns[self._next]) if self._next < len(self._ns) else None
 
     def take(self) -> Arrival:
-        found, self._next = self._next, next(self._arrivals, None)
-        assert found is not None
-        return found
+        i = self._next
+        self._next += 1
+        return self._asked.arrival(i, int(self._ns[i]))
 
     def ended(self, request: Request, now_ns: int) -> None:
         """It changes nothing."""
@@ -63,30 +117,117 @@ class Open:
 class Closed:
     """Users of whom each asks again, after a time to think, once its answer is there."""
 
-    def __init__(self, users: int, think_ns: int, lengths: Iterator[tuple[int, int]], most: int) -> None:
+    def __init__(self, users: int, think_ns: int, asked: Asked) -> None:
         self._ready = [(0, user) for user in range(users)]  # a heap
-        self._think_ns, self._lengths, self._left = think_ns, lengths, most
+        self._think_ns, self._asked, self._next = think_ns, asked, 0
 
     def next_ns(self) -> int | None:
-        return self._ready[0][0] if self._ready and self._left else None
+        return self._ready[0][0] if self._ready and self._next < len(self._asked) else None
 
     def take(self) -> Arrival:
         ns, user = heapq.heappop(self._ready)
-        self._left -= 1
-        return Arrival(ns, *next(self._lengths), user)
+        i = self._next
+        self._next += 1
+        return self._asked.arrival(i, ns, user)
 
     def ended(self, request: Request, now_ns: int) -> None:
         heapq.heappush(self._ready, (now_ns + self._think_ns, request.user))
 
 
-def poisson(rate: float, n: int, seed: int) -> Iterator[int]:
-    """Yield the times in ns of n arrivals of a Poisson process, `rate` of them a second on average; the first is a gap away."""
-    rng, now = np.random.default_rng(seed), 0.0
-    for _ in range(n):
-        now += rng.exponential(NS_PER_S / rate)
-        yield round(now)
+def asked_of(spec: WorkloadSpec, file: RequestFile | None) -> Asked:
+    """Return the requests of a served workload; `file` is the one that it names."""
+    if file is None:
+        n = spec.n_requests or REQUESTS
+        prompt, answer = _lengths(spec, n)
+    else:
+        n = spec.n_requests or len(file)
+        if spec.lengths is None and n > len(file):
+            raise WorkloadError(f"workload.n_requests: expected at most the {len(file)} that {file.name} has, got {n}; lower it")
+        rows = np.arange(n) % len(file)
+        prompt, answer = file.prompt[rows], file.answer[rows]
+    if spec.prompt_tokens is not None:
+        prompt = np.full(n, spec.prompt_tokens)
+    if spec.answer_tokens is not None:
+        answer = np.full(n, spec.answer_tokens)
+    known = file if spec.prompt_tokens is None else None
+    return Asked(prompt, answer, None if spec.closed is not None else _times(spec, n, file), known)
 
 
-def same(prompt: int, answer: int) -> Iterator[tuple[int, int]]:
-    """Yield the same lengths for every request."""
-    return repeat((prompt, answer))
+def _times(spec: WorkloadSpec, n: int, file: RequestFile | None) -> NDArray[np.int64]:
+    if spec.arrivals == POISSON:
+        assert spec.rate is not None
+        return gamma_times(spec.rate, n, spec.seed, 1.0 if spec.burstiness is None else spec.burstiness)
+    assert file is not None
+    if file.ns is None:
+        raise WorkloadError(
+            f"workload.arrivals: expected times of arrival in {file.name}, got lengths alone; "
+            f"set arrivals: {POISSON}, rate and lengths: {file.name}"
+        )
+    return file.ns[:n] if spec.rate is None else scaled(file.ns[:n], spec.rate)
+
+
+def gamma_times(rate: float, n: int, seed: int, shape: float = 1.0) -> NDArray[np.int64]:
+    """Draw the times in ns of n arrivals, `rate` a second on average, with gaps of a gamma distribution.
+
+    Their coefficient of variation is one over the root of `shape`: 1 is a Poisson process, less comes in bursts. The first
+    request arrives after a gap.
+
+    >>> gamma_times(2.0, 3, 0).tolist()
+    [339965952, 849764503, 859667834]
+    """
+    return _whole(np.cumsum(np.random.default_rng(seed).gamma(shape, NS_PER_S / rate / shape, n)))
+
+
+def scaled(ns: NDArray[np.int64], rate: float) -> NDArray[np.int64]:
+    """Stretch times that begin at 0 so that they have a mean gap of one over `rate`.
+
+    >>> scaled(np.array([0, 1, 5, 6]), rate=0.5).tolist()
+    [0, 1000000000, 5000000000, 6000000000]
+    """
+    if len(ns) > 1 and not ns[-1]:
+        raise WorkloadError(
+            f"workload.rate: expected requests that arrive at different times, got {len(ns)} at once; leave it out"
+        )
+    return _whole(ns / max(1, ns[-1]) * ((len(ns) - 1) * NS_PER_S / rate))
+
+
+def _whole(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round times to ns; no run lasts longer than a year."""
+    if times[-1] > RUN_NS:
+        raise WorkloadError(f"workload.rate: expected all requests within a year, got {times[-1] / NS_PER_S:g} s; raise it")
+    found: NDArray[np.int64] = np.rint(times).astype(np.int64)
+    return found
+
+
+def _lengths(spec: WorkloadSpec, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw lengths, or repeat the usual ones."""
+    found = {"prompt": np.full(n, PROMPT), "answer": np.full(n, ANSWER)}
+    written: dict[str, Any] = {} if spec.lengths is None else json.loads(spec.lengths)  # type: ignore[arg-type]
+    rng = np.random.default_rng([spec.seed, 1])  # apart from the times
+    normal = {name: rng.standard_normal(n) for name in found}
+    for name, quantiles in written.items():
+        if name not in found:
+            raise WorkloadError(f"workload.lengths: {unknown_name('key', name, found)}")
+        found[name] = drawn_lengths(quantiles, normal[name], f"workload.lengths.{name}")
+    return found["prompt"], found["answer"]
+
+
+def drawn_lengths(quantiles: Mapping[str, Any], normal: NDArray[np.float64], place: str = "lengths") -> NDArray[np.int64]:
+    """Turn standard normal numbers into tokens of a lognormal distribution with some quantiles.
+
+    >>> drawn_lengths({"p50": 100, "p90": 400, "most": 500}, np.array([-9.0, 0.0, 1.2815515655446004, 9.0])).tolist()
+    [1, 100, 400, 500]
+    """
+    if not isinstance(quantiles, dict) or not {"p50", "p90"} <= set(quantiles):
+        raise WorkloadError(f"{place}: expected p50 and p90, and perhaps most, got {quantiles!r}")
+    for key, value in quantiles.items():
+        if key not in _QUANTILES:
+            raise WorkloadError(f"{place}: {unknown_name('key', key, _QUANTILES)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= TOKENS.most:
+            raise WorkloadError(f"{place}.{key}: expected 1 to {TOKENS.most:,} tokens, got {value!r}")
+    p50, p90, most = quantiles["p50"], quantiles["p90"], quantiles.get("most", TOKENS.most)
+    if not p50 <= p90 <= most:
+        raise WorkloadError(f"{place}: expected p50 <= p90 <= most, got {p50}, {p90}, {most}; correct them")
+    found = p50 * np.exp(normal * (math.log(p90 / p50) / _P90))
+    tokens: NDArray[np.int64] = np.clip(np.rint(found), 1, most).astype(np.int64)
+    return tokens

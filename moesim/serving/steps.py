@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moesim.hardware.costs import CostModel
-    from moesim.serving.arrivals import Arrival, Source
+    from moesim.serving.arrivals import Arrival, Asked, Source
     from moesim.serving.scheduler import Rows, Scheduler
     from moesim.trace import Trace
     from moesim.trace.workload import WorkloadSpec
@@ -243,7 +243,8 @@ class Serving:
 
     def _request(self, arrival: Arrival) -> Request:
         number, self._arrived = self._arrived, self._arrived + 1
-        return Request(number, arrival.ns, arrival.prompt, arrival.answer, self._route(number), arrival.user, arrival.blocks)
+        ns, prompt, answer, user, blocks, size = arrival
+        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size)
 
     def _count(self, now_ns: int) -> None:
         """Add up who was there since the last change."""
@@ -295,9 +296,8 @@ class ServedSteps(Steps):
 
     def __len__(self) -> int:
         """Return the steps of a run in which all slots are always in use: no run has fewer."""
-        found, by = self._workload, self._workload.scheduler
-        rows = found.n_requests * found.longest
-        return max(1, rows // max(1, by.most_rows), found.n_requests * found.answer // by.most_requests)
+        asked, by = self._workload.asked, self._workload.scheduler
+        return max(1, asked.n_rows // max(1, by.most_rows), int(asked.answer.sum()) // by.most_requests)
 
     @overload
     def __getitem__(self, index: int) -> Step: ...
@@ -316,8 +316,7 @@ class ServedSteps(Steps):
     @property
     def n_tokens(self) -> NDArray[np.int64]:
         """Rows of each step, roughly."""
-        found = self._workload
-        return np.full(len(self), max(1, found.n_requests * found.longest // len(self)), np.int64)
+        return np.full(len(self), max(1, self._workload.asked.n_rows // len(self)), np.int64)
 
     def of_prefill(self) -> Iterator[Step]:
         """Return none: a step with a prompt may have answers too."""
@@ -334,27 +333,26 @@ class ServedWorkload(Workload):
     trace: Trace = field(kw_only=True)
     scheduler: Scheduler = field(kw_only=True)
     make_source: Callable[[], Source] = field(kw_only=True)
-    n_requests: int = field(kw_only=True)  # at most
-    longest: int = field(kw_only=True)  # tokens of the longest
-    answer: int = field(kw_only=True)  # tokens of the longest answer
+    asked: Asked = field(kw_only=True)
     end_ns: int | None = field(kw_only=True)
     drafts: Drafts | None = field(kw_only=True, default=None)
     order: tuple[int, ...] = field(kw_only=True)  # requests of the trace, in the order in which they are read
 
     def __post_init__(self) -> None:
-        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order}
+        file = self.asked.file.sha256 if self.asked.file is not None else None
+        asked = {**asdict(self.spec), "trace": self.trace.digest, "order": self.order, "file": file}
         object.__setattr__(self, "digest", hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest())
         object.__setattr__(self, "steps", ServedSteps(self))
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """Requests of the trace that are read."""
-        return self.order
+        """Requests of the trace that are read, at most."""
+        return self.order[: len(self.asked)]
 
     @property
     def max_tokens(self) -> int:
         """Rows of the largest pass."""
-        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.longest)
+        return min(self.scheduler.most_rows, self.scheduler.most_requests * self.scheduler.longest)
 
     @property
     def peak_requests(self) -> int:

@@ -82,7 +82,7 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"zip": [["model", "workload.batch_siz"]], "model": ["a"]},
      "zip[0]: unknown field 'workload.batch_siz'; did you mean 'workload.batch_size'..."),
     ({"workload": {"batch_sise": 1}},
-     "workload.batch_sise: unknown key 'batch_sise'; did you mean 'batch_size'? known: batch_size, ..."),
+     "workload.batch_sise: unknown key 'batch_sise'; did you mean 'batch_size'? known: answer_tokens, ..."),
     ({"exclude": [{"workload.seed": 3}]}, "exclude[0]: expected a combination of the grid, got workload.seed: 3; ..."),
     ({"exclude": [{"policies": "dali"}]}, "exclude[0]: expected a combination of the grid, got policies: dali; ..."),
     ({"exclude": [{"extrapolate": 0}]}, "exclude[0]: expected a combination of the grid, got extrapolate: 0; ..."),

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from moesim.serving import make_scheduler
-from moesim.serving.arrivals import Arrival, Open
+from moesim.serving.arrivals import Arrival
 from moesim.serving.drafts import Drafts
-from moesim.serving.requests import RequestRecord, Routing
+from moesim.serving.requests import Request, RequestRecord, Routing
 from moesim.serving.scheduler import Pooled, Scheduler
 from moesim.serving.steps import Served, ServedStep, Serving
 
@@ -42,6 +42,22 @@ class Run(NamedTuple):
     free: list[int]  # blocks that can be allocated after each step, of a scheduler with blocks
 
 
+class Listed:
+    """Requests that arrive at given times."""
+
+    def __init__(self, arrivals: list[Arrival]) -> None:
+        self._left = arrivals
+
+    def next_ns(self) -> int | None:
+        return self._left[0].ns if self._left else None
+
+    def take(self) -> Arrival:
+        return self._left.pop(0)
+
+    def ended(self, request: Request, now_ns: int) -> None:
+        """It changes nothing."""
+
+
 def run(
     options: dict[str, Any], asked: Sequence[Asked], lasts: Callable[[ServedStep], int] = lambda step: 1, block_tokens: int = 4,
     drafts: Drafts | None = None,
@@ -54,21 +70,13 @@ def run(
     workload: Any = SimpleNamespace(
         trace=None,
         scheduler=made,
-        make_source=lambda: Open(iter([Arrival(one.ns, one.prompt, one.answer, -1, one.blocks) for one in asked])),
+        make_source=lambda: Listed([Arrival(one.ns, one.prompt, one.answer, -1, one.blocks, block_tokens) for one in asked]),
         route=lambda number: Routing(0, 1, 0, 1, 1, 0),
         end_ns=None,
         drafts=drafts,
         spec=SimpleNamespace(seed=0),
     )
     serving = Serving(workload)
-    request = serving._request
-
-    def with_blocks(arrival: Arrival) -> Any:
-        found = request(arrival)
-        found.block_tokens = block_tokens
-        return found
-
-    serving._request = with_blocks  # type: ignore[method-assign]
     free: list[int] = []
     plan = serving._scheduler.plan
 

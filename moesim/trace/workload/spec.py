@@ -55,18 +55,25 @@ class WorkloadSpec:
         None: chosen with the seed. "all": every request that qualifies, in trace order. Or just these, in
         this order. With "all" or a list, the number of batches follows from it.
     arrivals : str or None
-        A served workload: ``"poisson"``, or a file of requests with their times. Requests arrive while others are served, and
-        a scheduler makes the steps: see `moesim.serving`.
+        A served workload: ``"poisson"``, or the path of a file of requests with their times and lengths
+        (`moesim.serving.files`). Requests arrive while others are served, and a scheduler makes the steps.
     rate : float or None
-        Requests a second, on average; of a file, to which its times are scaled.
+        Requests a second, on average; times of a file are stretched to it.
+    burstiness : float or None
+        Shape of the gamma distribution of the times between two arrivals; None: 1, a Poisson process.
     closed : int or None
         A served workload of so many users, each of whom asks again once the answer is there.
     think_s : float
         Seconds between an answer and the user's next request.
     n_requests : int or None
-        Requests of a served workload; None: all of the file, or 64.
+        Requests of a served workload, of a file the first; None: all of the file, or 64.
     answer_tokens : int or None
-        Tokens of each answer of a served workload; the first comes with the last row of the prompt.
+        Tokens of each answer of a served workload, whatever ``lengths`` or a file says; the first comes with the last row of the
+        prompt.
+    lengths : str, mapping or None
+        Tokens of the requests of a served workload, unless ``prompt_tokens`` or ``answer_tokens`` says them: the path of a file,
+        read round and round, or of ``prompt`` and ``answer`` the quantiles ``p50`` and ``p90`` of a lognormal distribution, which
+        ends at ``most``.
     until_s : float or None
         Simulated seconds at which a served workload ends, whatever is left.
     scheduler : str, mapping or None
@@ -94,10 +101,12 @@ class WorkloadSpec:
     requests: str | tuple[int, ...] | list[int] | None = _asked(None, "requests")  # noqa: RUF009, it returns a field
     arrivals: str | None = _asked(None, "arrivals")
     rate: float | None = _asked(None, "requests/s")
+    burstiness: float | None = _asked(None, "burstiness")
     closed: int | None = _asked(None, "users", least=1)
     think_s: float | None = _asked(None, "think s")
     n_requests: int | None = _asked(None, "requests in all", least=1)
     answer_tokens: int | None = _asked(None, "answer", least=1)
+    lengths: str | dict[str, Any] | None = _asked(None, "lengths")  # noqa: RUF009, it returns a field
     until_s: float | None = _asked(None, "until s")
     scheduler: str | dict[str, Any] | None = _asked(None, "scheduler")  # noqa: RUF009, it returns a field
     drafts: str | dict[str, Any] | None = _asked(None, "drafts")  # noqa: RUF009, it returns a field
@@ -143,7 +152,7 @@ class WorkloadSpec:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
     def _check_served(self) -> None:
-        for name in ("scheduler", "drafts", "limits"):
+        for name in ("scheduler", "drafts", "limits", "lengths"):
             if isinstance(value := getattr(self, name), dict):
                 object.__setattr__(self, name, json.dumps(value))
         given = [name for name in SERVED if getattr(self, name) is not None]
@@ -151,7 +160,7 @@ class WorkloadSpec:
             if given:
                 raise WorkloadError(f"workload.{given[0]}: expected arrivals or closed next to it, got neither; add one")
             return
-        for name in ("rate", "think_s", "until_s"):
+        for name in ("rate", "burstiness", "think_s", "until_s"):
             value = getattr(self, name)
             least = 0 if name == "think_s" else 1e-9
             if value is not None and not (isinstance(value, int | float) and least <= value < float("inf")):
@@ -159,10 +168,20 @@ class WorkloadSpec:
         _ = self.limit_seconds  # checks them
         if self.arrivals is not None and self.closed is not None:
             raise WorkloadError("workload: expected arrivals or closed, got both; leave one out")
-        if self.arrivals == "poisson" and self.rate is None:
+        if self.arrivals == POISSON and self.rate is None:
             raise WorkloadError("workload.rate: expected requests a second next to arrivals: poisson, got none; add it")
         if self.closed is not None and self.rate is not None:
             raise WorkloadError("workload.rate: expected it next to arrivals, got it next to closed, where users set the rate")
+        if self.prompt_tokens == 0:
+            raise WorkloadError("workload.prompt_tokens: expected at least 1 in a served workload, got 0; raise it")
+        for name, fits, where in (
+            ("think_s", self.closed is not None, "closed"),
+            ("burstiness", self.arrivals == POISSON, "arrivals: poisson"),
+            ("lengths", self.arrivals in (None, POISSON), "closed or arrivals: poisson, for a file has lengths of its own"),
+        ):
+            if getattr(self, name) is not None and not fits:
+                got = "closed" if self.arrivals is None else f"arrivals: {self.arrivals}"
+                raise WorkloadError(f"workload.{name}: expected it next to {where}, got {got}; leave it out")
         for name in ("decode_tokens", "micro_batches", "prefill_chunk", "refill", "requests", "n_batches", "batch_size"):
             default = WorkloadSpec.__dataclass_fields__[name].default
             if getattr(self, name) != default:
@@ -176,6 +195,15 @@ class WorkloadSpec:
     def served(self) -> bool:
         """Whether requests arrive, instead of being there in batches."""
         return self.arrivals is not None or self.closed is not None
+
+    @property
+    def file(self) -> tuple[str, str, int | None] | None:
+        """Key and path of the file of requests, and how many of them count."""
+        if self.arrivals not in (None, POISSON):
+            return "arrivals", str(self.arrivals), self.n_requests
+        if self.lengths is None or str(self.lengths).startswith("{"):
+            return None
+        return "lengths", str(self.lengths), self.n_requests
 
     @property
     def scheduler_options(self) -> dict[str, Any]:
@@ -201,8 +229,12 @@ class WorkloadSpec:
         return size_of(vars(self))
 
 
-SERVED: Final = ("rate", "think_s", "n_requests", "answer_tokens", "until_s", "scheduler", "drafts", "limits")
+SERVED: Final = (
+    "rate", "burstiness", "think_s", "n_requests", "answer_tokens", "lengths", "until_s", "scheduler", "drafts", "limits"
+)  # fmt: skip
 """Parameters of a served workload alone."""
+POISSON: Final = "poisson"
+"""Of `WorkloadSpec.arrivals`; anything else is a file."""
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
 REQUESTS = 64
 """Requests of a served workload that does not say how many."""
@@ -227,6 +259,7 @@ def size_of(asked: Mapping[str, Any]) -> Size:
 def shortened(asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Ask for one batch that decodes no more than so many tokens."""
     if asked.get("arrivals") is not None or asked.get("closed") is not None:
-        return {**asked, "n_requests": 2, "answer_tokens": min(asked.get("answer_tokens") or tokens, tokens)}
+        rate = asked.get("rate") if asked.get("arrivals") == POISSON else None  # two requests of a file may have come at once
+        return {**asked, "n_requests": 2, "rate": rate, "answer_tokens": min(asked.get("answer_tokens") or tokens, tokens)}
     wanted = asked["decode_tokens"]
     return {**asked, "decode_tokens": tokens if wanted is None else min(wanted, tokens), "n_batches": 1}
