@@ -99,7 +99,7 @@ def results(folder: Path) -> Any:
 
     workload = {"batch_size": 3, "prompt_tokens": 3, "decode_tokens": 3}
     policies = ["on-demand", "lru", "belady", "fiddler", "dali", "daop-paper", "moe-lightning"]
-    plots = ["decode_speed", "hit_rate", "breakdown", "gantt"]
+    plots = ["decode_speed", "breakdown"]
     path = write_yaml(folder, trace="small.safetensors", workload=workload, policies=policies, plots=plots, repeat=2)
     assert main(["run", path.name, "--out", "out", "--jobs", "1"]) == 0
     files = sorted(path for path in (folder / "out").rglob("*") if path.is_file() and "manifest" not in path.name)

@@ -18,6 +18,7 @@ from moesim.experiment.report import describe_run, result_html, result_table
 from moesim.experiment.run import Results
 from moesim.experiment.runner import Kept, run_one
 from moesim.experiment.store import Store
+from moesim.metrics.frames import request_table
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import reading
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from moesim.metrics.timeline import Timeline
     from moesim.plots.style import Drawing, Medium
     from moesim.records import Records
+    from moesim.serving.steps import Served
 
 
 class Result:
@@ -46,12 +48,13 @@ class Result:
 
     def __init__(
         self, rows: Sequence[Mapping[str, Any]], experiment: Experiment | None, folder: Path | None = None, *, trust: bool = True,
-        inputs: Path | None = None,
+        inputs: Path | None = None, requests: Mapping[int, Records] | None = None,
     ) -> None:  # fmt: skip
         self.rows: list[dict[str, Value]] = [dict(row) for row in rows]
         self.experiment = experiment
         self._folder, self._trust, self._inputs = folder, trust, inputs
         self._outcomes: dict[int, Outcome] = {}
+        self._requests = dict(requests or {})  # records of served runs as far as these are kept: what became of requests
 
     @property
     def table(self) -> DataFrame:
@@ -100,6 +103,52 @@ class Result:
         records = self._outcome(self._index(run, settings)).records
         assert records is not None
         return records
+
+    def requests(self, run: int | None = None, **settings: Any) -> DataFrame:
+        """Return a row for each request of served workloads.
+
+        Parameters
+        ----------
+        run, **settings
+            As of `records`; default: the requests of all runs.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``run``, ``policy``, ``request``, times such as ``arrival_ns`` and ``ttft_ns``, tokens: the columns of
+            ``requests.parquet`` in `docs/reference/metrics.md`. What a request was not so far to have is missing.
+
+        Raises
+        ------
+        ConfigError
+            If no run, or more than one, is meant, or none has a served workload.
+        """
+        import pandas as pd
+        import pyarrow as pa
+
+        asked = run is not None or bool(settings)
+        meant = [self._index(run, settings)] if asked else [i for i, row in enumerate(self.rows) if not row.get("error")]
+        tables = [request_table(self.rows[i], served) for i in meant if (served := self._served(i)) is not None]
+        if not tables:
+            raise ConfigError("requests: expected a run of a served workload, got none; give it arrivals or closed")
+        frame: DataFrame = pa.concat_tables(tables).to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+        return frame
+
+    def _served(self, index: int) -> Served | None:
+        """Return what became of the requests of a run: from here, its folder, or another simulation."""
+        row = self.rows[index]
+        if not row.get("n_requests_arrived"):
+            return None
+        if index not in self._requests:
+            kept = None if self._folder is None else Store(self._folder, read_only=True).records(str(row.get("key")), 0)
+            self._requests[index] = kept or _records(self._outcome(index, keep=False, wanted=0))
+        return self._requests[index].served
+
+    def _served_runs(self, rows: DataFrame, what: str) -> dict[str, Served]:
+        found = {str(row["policy"]): self._served(int(row["run"])) for _, row in rows.iterrows()}
+        if None in found.values():
+            raise ConfigError(f"plot {what}: expected served workloads, got others; give arrivals or closed")
+        return {policy: served for policy, served in found.items() if served is not None}
 
     def timeline(self, *policies: str, steps: int = 3) -> Timeline:
         """Return the first steps at the first setting as trace events.
@@ -214,6 +263,9 @@ class Result:
                 outcomes = [self._outcome(int(run)) for run in shared["run"]]
                 runs = {str(one.row["policy"]): _records(one) for one in outcomes}
                 asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(shared, missing)})}
+            elif drawn.source == "requests":
+                shared, missing = shared_setting(frame, kind)
+                asked = {kind: ([self._served_runs(shared, kind)], {**options, "label": setting_label(shared, missing)})}
             else:
                 asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
             return {name: _showable(drawn.drawing(*given, **more), medium) for name, (given, more) in asked.items()}
@@ -223,7 +275,7 @@ class Result:
 
         if source not in IN_EXPERIMENTS:
             raise ConfigError(f"plot {kind}: expected a figure of runs, got one that draws {SOURCES[source]}")
-        if source in ("rows", "records"):
+        if source in ("rows", "records", "requests"):
             return rows
         import pandas as pd
 
@@ -253,7 +305,7 @@ class Result:
             raise ConfigError(f"{folder}: expected a result that was run here, got one of {self._folder}; copy that folder")
         output = Output(self.experiment, Path(folder))
         wanted = [output.kept.get(i) if not row.get("error") else None for i, row in enumerate(self.rows)]
-        outcomes = [self._again(i, kept) if kept else self._told(i) for i, kept in enumerate(wanted)]
+        outcomes = [self._told(i) if kept is None else self._again(i, kept) for i, kept in enumerate(wanted)]
         store = Store(Path(folder))
         for outcome in outcomes:
             if not outcome.row.get("error"):
@@ -303,7 +355,7 @@ class Result:
             assert self._folder is not None
             outcome = outcome_of(self._folder, index, wanted=wanted, trust=self._trust, inputs=self._inputs)
         else:
-            outcome = self._again(index, True)
+            outcome = self._again(index, True if wanted else 0)
         if keep and _records(outcome).first_steps is None:
             self._outcomes[index] = outcome
         return outcome
@@ -311,6 +363,8 @@ class Result:
     def _again(self, index: int, kept: Kept) -> Outcome:
         """Simulate a run again, which leaves the same records."""
         assert self.experiment is not None
+        if not kept and index in self._requests:
+            return replace(self._told(index), records=self._requests[index])
         found = run_one(self.experiment, self.experiment.specs[index], keep=kept)
         if found.failure is not None:
             raise found.failure

@@ -22,7 +22,7 @@ from moesim.experiment.run import Results
 from moesim.experiment.store import read_summary
 from moesim.experiment.sweep import quick as made_quick
 from moesim.experiment.workers import Workers
-from moesim.hardware import HardwareProfile
+from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec
 from moesim.trace import Trace, find_trace
 
@@ -161,6 +161,31 @@ def comparison(
     return raw
 
 
+def served_question(
+    policies: Any, *, model: Any, hardware: Any, trace: Any, cache: Any, workload: Mapping[str, Any],
+    overrides: Mapping[str, Any] | Sequence[str], given: dict[str, Trace],
+) -> dict[str, Any]:  # fmt: skip
+    """Write a question about one served workload as an experiment file would."""
+    place = "capacity"
+    raw: dict[str, Any] = {
+        "model": written(model, f"{place}: model"), "hardware": written(hardware, f"{place}: hardware"),
+        "policies": written(list(policies) if isinstance(policies, list | tuple) else [policies], f"{place}: policies"),
+        "workload": written(workload, f"{place}: workload"),
+    }  # fmt: skip
+    if cache is None:
+        devices = load_hardware(raw["hardware"], f"{place}: hardware").devices.values()
+        raw["cache"] = {"budget": min((one.memory_bytes for one in devices if one.role == "accelerator"), default=0)}
+    else:
+        raw["cache"] = _sizes(cache)
+    if trace is not None:
+        raw["trace"] = _routing(trace, given, f"{place}: trace")
+    _override(raw, overrides, place)
+    if "trace" not in raw:
+        for line in choose_traces(raw, place, ends=False):
+            say(line)
+    return raw
+
+
 @checked("run", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
 def run(
     experiment: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False,
@@ -256,7 +281,9 @@ def _carried_out(
     experiment = Experiment(config, place, known=given)
     typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)  # which no other process can import
     folder, n = None if out is None else Path(out), 1 if typed else jobs
-    return Result(executed(experiment, folder, jobs=n, progress=progress).rows, experiment)
+    results = executed(experiment, folder, jobs=n, progress=progress)
+    served = {i: one.records for i, one in enumerate(results.outcomes) if one.records is not None and one.records.served}
+    return Result(results.rows, experiment, folder, requests=served)
 
 
 def real_speeds(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> tuple[float, float] | None:

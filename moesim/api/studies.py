@@ -1,4 +1,4 @@
-"""Studies of experiments from Python: what-if, difference of two runs, regret."""
+"""Studies of experiments from Python: what-if, difference of two runs, regret, capacity."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any
 
 from moesim.api.arguments import checked
 from moesim.api.result import Answer
-from moesim.api.run import read_experiment
+from moesim.api.run import read_experiment, served_question
 from moesim.core.files import OutputFolder
 from moesim.core.table import Format
+from moesim.errors import ConfigError
+from moesim.experiment.config import parse_config
 from moesim.experiment.report import describe_run
 from moesim.experiment.resolve import Experiment
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Study(Answer):
-    """The answer of `moesim.whatif`, `moesim.diff` or `moesim.regret`.
+    """The answer of `moesim.whatif`, `moesim.diff`, `moesim.regret` or `moesim.capacity`.
 
     Attributes
     ----------
-    found : list of Line, Diff, or list of Regret
+    found : list of Line, Diff, list of Regret, or list of Capacity
         Everything that was found.
     failures : list of str
         One line for each run that failed.
@@ -154,4 +156,72 @@ def regret(
     return Study(
         found, [f"{describe_run(one.row)}: {error}" for one in found for error in one.errors], "regret",
         [record for one in found for record in one.records()], partial(table, found), partial(files_of, found),
+    )  # fmt: skip
+
+
+@checked(
+    "capacity", prompt="count", answer="count", ttft="number", tpot="number", e2e="number", users="flag",
+    think="number", share="number", seeds="count", requests="count", overrides="overrides", jobs="count", progress="flag",
+)  # fmt: skip
+def capacity(
+    policies: Any, *, model: Any, hardware: Any, scheduler: str | Mapping[str, Any] = "llama-server", prompt: int = 512,
+    answer: int = 128, ttft: float = 10.0, tpot: float = 0.5, e2e: float | None = None, users: bool = False,
+    think: float = 0.0, share: float = 0.9, seeds: int = 5, requests: int = 100, cache: float | str | None = None,
+    trace: Any = None, overrides: Mapping[str, Any] | Sequence[str] = (), jobs: int | None = None, progress: bool = True,
+) -> Study:  # fmt: skip
+    """Search the largest load at which a share of all requests keeps within limits.
+
+    Parameters
+    ----------
+    policies, model, hardware, trace
+        As of `moesim.compare`; one model and one machine.
+    scheduler : str or mapping
+        A name, or that under ``name`` with its options, such as ``{"name": "vllm", "max_num_seqs": 8}``.
+    prompt, answer : int
+        Tokens of each request.
+    ttft, tpot, e2e : float, s
+        Limits: time to the first token, time per output token after it, time of the whole request (default: none).
+    users : bool
+        Search for a number of users, each of whom asks again `think` seconds after an answer, instead of a rate of requests
+        that arrive at random.
+    share : float
+        Of the requests that must keep within all limits.
+    seeds, requests : int
+        Runs of each load, over which there is a 95 % interval, and requests of a run.
+    cache : float or str, optional
+        Share of all experts that a GPU caches, or a size of its memory; default: all of its memory.
+    overrides : mapping, or sequence of str
+        Other keys of an experiment.
+    jobs, progress
+        As of `moesim.compare`.
+
+    Returns
+    -------
+    Study
+        ``table``, ``text()`` and ``save(folder)``; a row a policy, with the waiting times at its largest load.
+
+    Raises
+    ------
+    InputError
+        If what was asked for is wrong.
+    """
+    from moesim.studies import capacity as study
+
+    limits = {f"{name}_s": float(value) for name, value in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)) if value is not None}
+    if not 0 < share <= 1:
+        raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}")
+    asked = study.Asked(users, share, seeds, requests)
+    given: dict[str, Any] = {}
+    raw = served_question(
+        policies, model=model, hardware=hardware, trace=trace, cache=cache, overrides=overrides, given=given,
+        workload={
+            "closed": 1, "n_requests": requests, "prompt_tokens": prompt, "answer_tokens": answer, "scheduler": scheduler,
+            "limits": limits, **({"think_s": think} if users and think else {}),
+        },
+    )  # fmt: skip
+    experiment = Experiment(parse_config(raw, "capacity"), "capacity", known=given)
+    found = study.capacities(experiment, asked, jobs=jobs, progress=progress)
+    return Study(
+        found, [f"{one.policy}: {one.error}" for one in found if one.error], "capacity", study.records(found, asked),
+        partial(study.table, found, asked), partial(study.files_of, found, asked),
     )  # fmt: skip

@@ -37,7 +37,7 @@ def trace_caches(
     A policy whose cache depends on times has no rate here. For a model that nobody recorded, rates are those of the middle of
     three assumed lifts, with the range; --hit-rate narrows it.
 
-    Example: moesim trace caches --model qwen3-30b-a3b --slots 16,32,48 --policies lru,s3-fifo,belady
+    Example: moesim trace caches mini-mixtral --requests 2 --slots 25%,50% --policies lru,s3-fifo,belady
     """
     from moesim.experiment.report import at_lifts, range_of_lifts, uncertain_orders
     from moesim.model import load_model

@@ -7,15 +7,15 @@ from collections import defaultdict
 from operator import index as whole
 from typing import Any, NamedTuple
 
-from moesim.capacity import backing_devices, by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.memory import CopyState, DeviceMemory, PoolState, Unit
 from moesim.engine.state import DeviceState, HostThread, Layout, LinkState, Medium, State
 from moesim.engine.streams import Streams
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError
+from moesim.fits import backing_devices, by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
 
-FIXED = ("weights", "streams", "workspace", "reserved", "experts")
+FIXED = ("weights", "streams", "workspace", "reserved", "experts", "drafts")
 """Purposes whose bytes are in use from start to end."""
 
 
@@ -58,7 +58,10 @@ def place(state: State) -> list[Placed]:
         state.kv_layers.setdefault(name, []).append(layer)
     for name, device in state.devices.items():
         device.backing = device.memory.backing = name in backing_devices(hardware, placement)
-    needed = required_bytes(model, hardware, state.workload.peak_kv_tokens, placement, state.workload.peak_requests)
+    work = state.workload
+    needed = required_bytes(
+        model, hardware, work.peak_kv_tokens, placement, work.peak_requests, draft_head=work.draft_head
+    )  # fmt: skip
     if placement.enforce_capacity:
         check_capacity(needed, hardware, placement, state.policy_name)
     for name, device in state.devices.items():

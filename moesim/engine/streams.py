@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moesim.capacity import StreamUse, stream_uses
 from moesim.engine.lanes import wake
 from moesim.engine.links import hasten, path_between, send_message
 from moesim.engine.state import State, Task, Transfer
+from moesim.fits import StreamUse, stream_uses
 from moesim.model import ModelSpec
 from moesim.policy import DEMAND, KV, PREFETCH, UPDATE, Placement
 from moesim.trace.workload import Step

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -46,7 +47,7 @@ from moesim.experiment.sweep import each_machine, expand
 from moesim.experiment.workers import Workers
 from moesim.hardware import load_hardware
 from moesim.metrics.breakdown import breakdown
-from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
+from moesim.metrics.frames import frame_bytes, layer_frame, request_bytes, request_table, step_frame
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import LIVE, fingerprint, hardware_label, policy_label
 from moesim.metrics.outcome import Outcome
@@ -206,7 +207,7 @@ def drawn_before(folder: Path, key: str) -> dict[str, Path] | None:
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
 _NAMES = (RESOLVED, INPUTS, SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
-          "frames/layers.parquet")  # fmt: skip
+          "frames/layers.parquet", "requests.parquet")  # fmt: skip
 _FOLDERS = (DATASET, RECORDS, "plots")
 _FIGURE = re.compile(r"(?P<figure>[\w-]+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
 
@@ -253,7 +254,9 @@ class Output:
         self._in_gantt = [s.index for s in self._first] if needs_records(self._plots) else []
         every = [s.index for s in experiment.specs] if config.frames else []
         steps = config.timeline.steps if config.timeline is not None else 0
-        self.kept: dict[int, Kept] = dict.fromkeys(self._in_timeline, steps) | dict.fromkeys([*self._in_gantt, *every], True)
+        self._with_requests = [s.index for s in experiment.specs if s.workload.served]
+        self.kept: dict[int, Kept] = dict.fromkeys(self._with_requests, 0) | dict.fromkeys(self._in_timeline, steps)
+        self.kept |= dict.fromkeys([*self._in_gantt, *every], True)
 
     def write(self, results: Results, workers: Workers | None = None, *, progress: bool = False) -> Path:
         """Write all files: they replace earlier ones together, or not at all.
@@ -281,6 +284,7 @@ class Output:
             }
             if repeated(results.rows):
                 files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
+            files |= self._requests(results)
             files |= self._timeline(results)
             files |= self._figures(results, resolved, workers, progress)
             files[INPUTS] = self.experiment.small.to_bytes()
@@ -302,13 +306,21 @@ class Output:
             resolved[FIGURES] = {"key": key, "files": [path.name for path in before.values()]}
             return before
         by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-        figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, progress=progress)
+        figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, folder=self.folder, progress=progress)
         if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
             for line in left_out:
                 say(f"moesim: {line}")
         if not left_out:  # else they are drawn again, and say so again
             resolved[FIGURES] = {"key": key, "files": sorted(figures)}
         return {f"plots/{name}": content for name, content in figures.items()}
+
+    def _requests(self, results: Results) -> dict[str, bytes]:
+        runs = (results.outcomes[i] for i in self._with_requests)
+        found = ((one.row, with_requests(self.folder, one).records) for one in runs if one.failure is None)
+        data = request_bytes(
+            request_table(row, records.served) for row, records in found if records is not None and records.served
+        )
+        return {"requests.parquet": data} if data else {}
 
     def _timeline(self, results: Results) -> dict[str, bytes]:
         config = self.experiment.config.timeline
@@ -326,6 +338,13 @@ class Output:
             "frames/steps.parquet": frame_bytes([row for outcome in kept for row in step_frame(outcome)]),
             "frames/layers.parquet": frame_bytes([row for outcome in kept for row in layer_frame(outcome)]),
         }
+
+
+def with_requests(folder: Path | None, outcome: Outcome) -> Outcome:
+    """Return a run with what became of its requests, which its folder has."""
+    if outcome.records is not None or folder is None:
+        return outcome
+    return replace(outcome, records=Store(folder, read_only=True).records(str(outcome.row["key"]), 0))
 
 
 def _figures_there(folder: Path, names: Collection[str]) -> list[str]:
@@ -472,6 +491,7 @@ def draw(
     runs: Mapping[str, Outcome],
     workers: Workers | None = None,
     *,
+    folder: Path | None = None,
     progress: bool = False,
 ) -> tuple[dict[str, bytes], list[str]]:
     """Draw all figures as PNG, PDF, CSV and text, shared with workers; name what is left out."""
@@ -480,7 +500,7 @@ def draw(
     among = list(dict.fromkeys(str(outcome.row["policy"]) for outcome in outcomes))
     for entry in asked:
         try:
-            figures.extend(_Figure(entry, *one, among) for one in _figures(entry, outcomes, runs))
+            figures.extend(_Figure(entry, *one, among) for one in _figures(entry, outcomes, runs, folder))
         except ConfigError as error:
             refused[entry.name] = error
     files: dict[str, bytes] = {}
@@ -543,14 +563,15 @@ def _source(kind: str) -> str:
 
 
 def _figures(
-    asked: Asked, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
+    asked: Asked, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path | None
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
     """Return each figure of an entry: its name, what it draws, and its options."""
     import pandas as pd  # takes half a second to import
 
     from moesim.plots.captions import setting_label
     from moesim.plots.catalogue import figures_of
-    from moesim.plots.drawing import chosen
+    from moesim.plots.drawing import chosen, served_runs
+    from moesim.plots.result_rows import shared_setting
 
     source = _source(asked.kind)
     if source == "records":
@@ -567,7 +588,13 @@ def _figures(
         label = setting_label(rows, missing)
         yield asked.name, [records, next(iter(kept.values())).machine], {**asked.options, "label": label}
         return
-    frame = chosen(_frame(source, outcomes), asked.policies, asked.where, asked.kind)
+    frame = chosen(_frame("rows" if source == "requests" else source, outcomes), asked.policies, asked.where, asked.kind)
+    if source == "requests":
+        rows, missing = shared_setting(frame, asked.kind)
+        by_run = {outcome.row["run"]: outcome for outcome in outcomes}
+        found = {str(row["policy"]): with_requests(folder, by_run[row["run"]]) for _, row in rows.iterrows()}
+        yield asked.name, [served_runs(found, asked.kind)], {**asked.options, "label": setting_label(rows, missing)}
+        return
     for figure, part in figures_of(asked.kind, frame, asked.options):
         yield asked.name + figure.removeprefix(asked.kind), [part], asked.options
 

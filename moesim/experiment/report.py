@@ -28,6 +28,8 @@ from moesim.metrics import Value
 from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.fidelity import fresh_cell, is_exact
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, HOW, LIVE, NOT_VARIED, SETTINGS, WORKLOAD, cache_asked, notes_of
+from moesim.metrics.serving import GREW
+from moesim.trace.workload.spec import SERVED as ASKED_OF_SERVED
 
 Row = Mapping[str, Any]
 
@@ -232,12 +234,17 @@ def uncertain_orders(rows: Sequence[Row], key: str = "decode_tokens_per_s") -> l
     return [f"order not certain over the assumed lifts: {'; '.join(words)}"]
 
 
+def _merit(row: Row) -> str:
+    """Name the number by which runs of one setting are ranked: goodput of a served workload, else the speed of decoding."""
+    return "goodput_per_s" if row.get("n_requests_arrived") else "decode_tokens_per_s"
+
+
 def _comparable(rows: Sequence[Row]) -> list[list[int]]:
     """Group the rows of one setting that have a speed; oracles are no candidates."""
     names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        if number(row, "decode_tokens_per_s") is not None and row.get("source_label") != "oracle":
+        if number(row, _merit(row)) is not None and row.get("source_label") != "oracle":
             groups.setdefault(str([row.get(name) for name in names]), []).append(i)
     return list(groups.values())
 
@@ -281,12 +288,24 @@ def fresh(row: Row) -> str:
     return "-" if share is None else fresh_cell(share)
 
 
-def _speed(row: Row) -> str:
-    value = number(row, "decode_tokens_per_s")
+def _speed(row: Row, key: str = "decode_tokens_per_s") -> str:
+    value = number(row, key)
     if value is None:
         return "-*" if is_lossy(row) else "-"
     mark = "*" if is_lossy(row) else ""
-    return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s") + mark
+    return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, key) + mark
+
+
+_MARK: Final = "+"
+
+
+def _grew(row: Row) -> str:
+    return _MARK if GREW in str(row.get("notes")) else ""
+
+
+def _per_s(row: Row, key: str) -> str:
+    value = number(row, key)
+    return "-" if value is None else f"{value:.3g}{_interval(row, key)}"
 
 
 def _over_intervals(row: Row) -> str:
@@ -332,6 +351,8 @@ def waited(row: Row, phase: str | None = None) -> str:
     return f"{LABEL[most]} {100 * found[most] / total:.0f}%" if (total := sum(found.values())) else "-"
 
 
+_ENDLESS: Final = f"{_MARK} the queue grew: requests come faster than they are served, so times depend on the run's length"
+_ANSWERED, _GOOD = "answer_tokens_per_s", "good/s"
 SHOWN = (
     Column("policy", lambda row: str(row["policy"]), right=False),
     Column("cache", cache_asked),
@@ -355,6 +376,33 @@ SHOWN = (
     Column("fresh %", fresh, wide=True),
     Column("label", lambda row: str(row.get("source_label") or "-"), right=False),
 )
+
+
+SERVED = (  # a total and the time that requests wait for it stand together
+    *SHOWN[:3],
+    Column("TTFT p50", lambda row: _time(row, "ttft_p50_ns") + _grew(row)),
+    Column("p99", lambda row: _time(row, "ttft_p99_ns") + _grew(row)),
+    Column("TPOT p50", lambda row: _time(row, "tpot_p50_ns")),
+    Column("tok/s", lambda row: _speed(row, _ANSWERED)),
+    Column("req/s", lambda row: _per_s(row, "requests_per_s"), spare=True),
+    Column(_GOOD, lambda row: _per_s(row, "goodput_per_s")),
+    Column("queue", lambda row: _per_s(row, "queue_mean"), wide=True),
+    Column("in slots %", lambda row: _percent(row, "slots_used"), wide=True),
+    Column("waited for", lambda row: waited(row, "all"), right=False, spare=True),
+    *(
+        column
+        for column in SHOWN
+        if column.name == "resident %" or column.name.startswith(("MB", "busy", "CPU", "link", "fresh"))
+    ),
+    SHOWN[-1],
+)
+"""Columns of a table whose runs all have served workloads."""
+
+
+def served(rows: Sequence[Row]) -> bool:
+    """Whether all runs that succeeded have a served workload."""
+    done = [row for row in rows if not row.get("error")]
+    return bool(done) and all(row.get("n_requests_arrived") for row in done)
 
 
 _OF_COSTS = (NO_CURVE, NOT_VARIED)
@@ -447,10 +495,17 @@ def same_results(done: Sequence[Row]) -> list[str]:
 
 def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     """Write the lines below a table."""
-    said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
+    said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt"}
+    lengths = (
+        {name: COLUMNS[name].word for name in ("arrivals", "closed", *ASKED_OF_SERVED)}
+        if served(rows)
+        else {"decode_tokens": "decode"}
+    )
+    said |= {name: word for name, word in lengths.items() if any(row.get(name) is not None for row in rows)}
     values: dict[str, list[Any]] = {word: [row.get(key) for row in rows] for key, word in said.items()}
-    values |= {"cache": [cache_asked(row) for row in rows], "batch": [batch(row) for row in rows]}
-    shared = [f"{word} {found[0]}" for word, found in values.items() if len(set(found)) == 1]
+    values |= {"cache": [cache_asked(row) for row in rows]}
+    values |= {} if served(rows) else {"batch": [batch(row) for row in rows]}
+    shared = [f"{word} {_bare(found[0])}" for word, found in values.items() if len(set(found)) == 1]
     sources = {row.get("source_label") for row in done}
     labels = [f"weakest source of its numbers: {source}" for source in sources if source and len(sources) == 1]
     if common := _common_notes(done):
@@ -458,7 +513,8 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
     lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
     lines += [seeds] if seeds else []
-    lines += _other_notes(done, common)
+    lines += [note for note in _other_notes(done, common) if not note.startswith(GREW)]
+    lines += [_ENDLESS] if any(map(_grew, done)) else []
     if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
         lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
     lines += uncertain_orders(done)
@@ -467,6 +523,10 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     if inexact := [row for row in done if is_lossy(row)]:
         lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")
     return lines + failure_notes(rows)
+
+
+def _bare(value: Any) -> str:
+    return re.sub(r'[{}"]', "", str(value))  # of limits, which are a mapping
 
 
 _ORDER = ("model", "hardware", "trace", *WORKLOAD[1:], *sorted(HOW, key=lambda name: COLUMNS[name].missing is str))  # texts last
@@ -533,7 +593,7 @@ def result_html(rows: Sequence[Row]) -> str:
 def _sorted(rows: Sequence[Row], by: By | None) -> Sequence[Row]:
     if by is None:
         return rows
-    key, sign = _BY[by]
+    key, sign = (_ANSWERED, -1) if by is By.SPEED and served(rows) else _BY[by]
     values = [number(row, key) for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (values[i] is None, sign * (values[i] or 0)))
     return [rows[i] for i in order]
@@ -545,10 +605,12 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
     done = [row for row in rows if not row.get("error")]
     settings = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     columns = [Column(name, _of_setting(key), right=False) for key, name in settings.items()]
-    shown = [one for one in SHOWN if one.name != "over lifts" or any(row.get(LIFTS) for row in rows)]
+    limited = any(number(row, "goodput_per_s") is not None for row in rows)
+    known = [one for one in SERVED if one.name != _GOOD or limited] if served(rows) else SHOWN
+    shown = [one for one in known if one.name != "over lifts" or any(row.get(LIFTS) for row in rows)]
     columns += [one for one in shown if wide or (not one.wide and _tells(one, rows, done))]
     cells = {one.name: [one.text(row) if _has(one, row) else _instead(one) for row in rows] for one in columns}
-    if bar and len(done) > 1:
+    if bar and len(done) > 1 and known is SHOWN:
         place = [one.name for one in columns].index("tok/s") + 1
         columns.insert(place, Column(" ", str, right=False, spare=True))
         cells[" "] = _bars(rows)
@@ -608,7 +670,7 @@ def _tells(column: Column, rows: Sequence[Row], done: Sequence[Row]) -> bool:
 
 
 def _has(column: Column, row: Row) -> bool:
-    return not row.get("error") or column.name not in {one.name for one in SHOWN} or column.name in _ASKED
+    return not row.get("error") or column.name not in {one.name for one in (*SHOWN, *SERVED)} or column.name in _ASKED
 
 
 def _instead(column: Column) -> str:
@@ -631,14 +693,12 @@ def _best(rows: Sequence[Row]) -> list[int]:
 
 
 def _fastest(rows: Sequence[Row], group: Sequence[int]) -> int | None:
-    """Return which row is the fastest at every lift; None if none is."""
-    best: dict[str, tuple[float, int]] = {}
+    """Return which row is the fastest at every lift; None if none is alone."""
+    speeds: dict[str, list[tuple[float, int]]] = {}
     for i in group:
         for run in rows[i].get(LIFTS) or (rows[i],):
-            lift, speed = str(run.get("trace")), number(run, "decode_tokens_per_s") or 0.0
-            if lift not in best or speed > best[lift][0]:
-                best[lift] = speed, i
-    found = {i for _, i in best.values()}
+            speeds.setdefault(str(run.get("trace")), []).append((number(run, _merit(run)) or 0.0, i))
+    found = {i for one in speeds.values() for speed, i in one if speed == max(one)[0]}
     return found.pop() if len(found) == 1 else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -32,7 +32,7 @@ from moesim.hardware.engines import MACHINE, OWN, check_engine
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.registry import code_names, make_policy
-from moesim.policies.user_code import foreign, sources_digest, would_import
+from moesim.policies.user_code import WouldImport, foreign, sources_digest, would_import
 from moesim.serving import RequestFile, composed, file_of
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec
@@ -69,8 +69,8 @@ class Experiment:
 
     Attributes
     ----------
-    not_imported : dict of str to str
-        Policies by name, with their options, and their place in the file; empty if they are imported.
+    not_imported : dict of str to WouldImport or None
+        Policies by name, with their options, and their code, None in a result; empty if they are imported.
     small : SmallInputs
         Those that were looked for, and the models.
 
@@ -89,7 +89,7 @@ class Experiment:
             config = with_routing(config, place, imports=imports)
         self.config = config
         self.place = place
-        self.not_imported: dict[str, str] = {}
+        self.not_imported: dict[str, WouldImport | None] = {}
         self._transfers: dict[tuple[str, str, Copies], Copies] = {}
         self._wants: dict[str, Wants] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {} if small is None else dict(small.models)
@@ -101,11 +101,10 @@ class Experiment:
         self._workloads: dict[tuple[str, WorkloadSpec, RequestFile | None, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
-        if not imports:
-            for point in points:
-                if foreign(point.policy) and (label := policy_label(point.policy)) not in self.not_imported:
-                    self.not_imported[label] = entry = entries[repr(point.policy)]
-                    would_import(point.policy, entry)  # refuses a name that nothing has, before routing is read or made up
+        for point in () if imports else points:
+            if foreign(point.policy) and (label := policy_label(point.policy)) not in self.not_imported:
+                # Refuses a name that nothing has before routing is made up; a result may be read without the code of its runs.
+                self.not_imported[label] = would_import(point.policy, entries[repr(point.policy)]) if small is None else None
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
         with noting({} if small is None else small.texts) as texts:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
@@ -223,10 +222,7 @@ class Experiment:
         """
         models, machines, traces, policies, files = {}, {}, {}, {}, {}
         for spec in self.specs:
-            models[model_label(spec.model)] = {
-                "sha256": fingerprint(spec.model.figures()),
-                "source": spec.model.source,
-            }
+            models[model_label(spec.model)] = {"sha256": fingerprint(spec.model.figures()), "source": spec.model.source}
             machines[hardware_label(spec.hardware)] = {
                 "sha256": fingerprint(spec.hardware.figures()),
                 "labels": list(spec.hardware.labels),
@@ -296,11 +292,15 @@ def check_shape(trace: Trace, written: str | dict[str, Any], model: ModelSpec, p
 
 def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> InputError | None:
     """Explain why requests with some signals are too few, if others would do."""
+
+    def look(wanted: Collection[str]) -> object:
+        return composed(trace, workload, require_signals=wanted) if workload.served else select(trace, workload, wanted)
+
     try:
-        select(trace, workload, signals)
+        look(signals)
     except WorkloadError as error:
         try:
-            select(trace, workload, ())
+            look(())
         except WorkloadError:
             return None  # which every policy is told
         return error

@@ -30,7 +30,7 @@ from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.metrics.outcome import Outcome
-from moesim.policies.user_code import WouldImport, would_import
+from moesim.policies.user_code import WouldImport
 from moesim.trace.workload.spec import WorkloadSpec, shortened
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run_experiment(
     live = execution is not SIMULATED
     keys = run_keys(experiment)
     store = Store(folder) if folder is not None and not live else None
-    kept = {spec.index: keep(spec.index) or False for spec in experiment.specs}
+    kept = {spec.index: _kept(keep(spec.index), spec, examine) for spec in experiment.specs}
     found = {} if store is None else _found(experiment, keys, kept, store)
     missing = [spec for spec in experiment.specs if spec.index not in found]
     done = list(found.values())
@@ -148,7 +148,8 @@ def run_experiment(
                 if outcome.records is not None:
                     store.add_records(keys[spec.index], outcome.records)
                 store.add(keys[spec.index], outcome.row)
-            done.append(outcome)
+            stored = store is not None and not kept[spec.index]  # the folder has its requests, of which a sweep may have many
+            done.append(replace(outcome, records=None) if stored else outcome)
             if fail_fast and outcome.failure is not None:
                 break
     if store is not None:
@@ -160,6 +161,11 @@ def run_experiment(
         assert failures[0] is not None
         raise type(failures[0])(f"{experiment.place}: {failures[0]}")
     return Results(experiment, done, len(found))
+
+
+def _kept(asked: Kept | None, spec: RunSpec, examine: Examine | None) -> Kept:
+    """Return what is kept of a run: of a served workload at least what became of its requests."""
+    return asked or (0 if spec.workload.served and examine is None else False)
 
 
 def _found(experiment: Experiment, keys: Sequence[str], kept: Mapping[int, Kept], store: Store) -> dict[int, Outcome]:
@@ -201,14 +207,14 @@ class _Known:
         # Its place in this experiment, and the names that this experiment has for things.
         row = {**row, **spec.row(), "workload_digest": self.experiment.workload(spec).digest, "group": spec.group}
         wanted = self.kept[spec.index]
-        if not wanted:
+        if wanted is False:
             return Outcome(row, machine)
         assert self.store is not None
         records = self.store.records(self.keys[spec.index], wanted)
         if records is None:
             return None
         split = breakdown(records, machine.kinds, machine.media) if wanted is True else None
-        return Outcome(row, machine, records, split)
+        return Outcome(row, machine, records if wanted else None, split)
 
 
 class _Shown:
@@ -363,9 +369,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     """Describe an experiment without running it, but for a few seconds of short runs."""
     rows = [spec.row() for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
-    policies = {spec.policy_name: spec.point.policy for spec in experiment.specs}
-    found = [would_import(policies[name], entry) for name, entry in experiment.not_imported.items()]
-    lines += [_would_import(one) for one in dict.fromkeys(found) if one is not None]
+    lines += [_would_import(one) for one in dict.fromkeys(experiment.not_imported.values()) if one is not None]
     n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
     n_policies = len({spec.policy_name for spec in experiment.specs})
     of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""

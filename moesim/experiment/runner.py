@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from moesim.capacity import lacking, paging_note, required_bytes
 from moesim.core.processes import paused
 from moesim.core.units import format_memory
 from moesim.engine import chosen, empty_view, simulate
 from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
 from moesim.experiment.routing import SCORES, routing_labels, routing_notes
 from moesim.experiment.sweep import Ends, RunSpec
+from moesim.fits import lacking, paging_note, required_bytes
 from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
-from moesim.metrics import Value
+from moesim.metrics import Value, serving
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.columns import joined
@@ -28,6 +28,7 @@ from moesim.model import ModelSpec
 from moesim.policies.registry import make_policy
 from moesim.policy import CACHE, Placement, Policy
 from moesim.records import KINDS, Records, activities
+from moesim.serving.steps import Served, ServedWorkload
 from moesim.trace.predictors import FutureUse
 from moesim.trace.workload import Workload
 from moesim.trace.workload.compose import drawn
@@ -53,7 +54,7 @@ class FirstSteps:
         self._n_steps = n_steps
         self._pieces: list[Records] = []
         self._n_tasks = 0
-        self._over = self._cut = False
+        self._over, self._cut = not n_steps, False
 
     def add(self, records: Records, settled_ns: int) -> None:
         """Take the next records, unless all that began in the first steps is there."""
@@ -72,7 +73,7 @@ class FirstSteps:
         }
         return Records(
             **tables, used_fetches=set().union(*(piece.used_fetches for piece in self._pieces)), peak_bytes=run.peak_bytes,
-            pool_peak_bytes=run.pool_peak_bytes, makespan_ns=run.makespan_ns,
+            pool_peak_bytes=run.pool_peak_bytes, makespan_ns=run.makespan_ns, served=run.served,
             first_steps=self._n_steps if self._cut else None,
         )  # fmt: skip
 
@@ -129,7 +130,9 @@ def slots_within(
             placement = policy.place(view)
         except CapacityError:
             return 0, ""
-        need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
+        need = required_bytes(
+            model, costs.hardware, workload.peak_kv_tokens, placement, workload.peak_requests, draft_head=workload.draft_head
+        )
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
     def first(low: int, high: int, found: Callable[[int], bool], guesses: Sequence[int]) -> int:
@@ -262,7 +265,7 @@ class Execution:
 
 SIMULATED = Execution(simulate)
 Kept = bool | int
-"""Records to keep of a run: all, none, or those of so many first steps."""
+"""Records to keep of a run: all, none, or those of so many first steps; 0: what became of its requests alone."""
 Examine = Callable[[Any, "RunSpec", Outcome], Any]
 """A question of a study to the records of a run: a function of a module, for it goes to the process that has them."""
 
@@ -321,6 +324,8 @@ def _run(
     notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
     if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
         notes.append("scores of the chosen experts only")
+    if done.served is not None and isinstance(workload, ServedWorkload):
+        notes += serving.notes(done.served, workload.scheduler.most_requests)
     notes += [*idle_gpus(metrics, machine), *_paging(spec, workload, done.placement)]
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []
@@ -365,6 +370,7 @@ class _Done:
     activities: frozenset[str]
     metrics: Mapping[str, Value]
     labels: tuple[str, ...]
+    served: Served | None
 
 
 class _Found:
@@ -393,7 +399,7 @@ def _carry_out(
     if execution.measured:
         placed.append(initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables))
     sources, costs = spec.sources(trace, workload), spec.costs(policy)
-    found, first = _Found(machine), FirstSteps(keep) if keep else None
+    found, first = _Found(machine), None if keep is False else FirstSteps(keep)
     in_pieces = keep is not True and not execution.measured
 
     def take(records: Records, settled_ns: int) -> None:
@@ -416,7 +422,9 @@ def _carry_out(
         found.add(records)
     metrics = spec.metrics(found.summary, workload)
     kept = None if first is None else first.of(records) if in_pieces else records
-    return _Done(policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels)
+    return _Done(
+        policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels, found.summary.served
+    )
 
 
 def idle_gpus(metrics: Mapping[str, Value], machine: Machine) -> list[str]:
@@ -433,7 +441,9 @@ def _paging(spec: RunSpec, workload: Workload, placement: Placement) -> list[str
     """Name the hosts that lack a little memory for experts that are mapped from a file."""
     if placement.host_experts != "mapped":
         return []
-    need = required_bytes(spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests)
+    need = required_bytes(
+        spec.model, spec.hardware, workload.peak_kv_tokens, placement, workload.peak_requests, draft_head=workload.draft_head
+    )
     found = {name: lacking(needed, spec.hardware.devices[name].memory_bytes, placement) for name, needed in need.items()}
     return [paging_note(spec.model, name, need[name], lacks) for name, lacks in found.items() if lacks]
 

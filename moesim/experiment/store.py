@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -30,6 +31,8 @@ from moesim.metrics.columns import columns_of
 from moesim.metrics.naming import COLUMNS
 from moesim.model import ModelSpec
 from moesim.records import KINDS, Records
+from moesim.serving.requests import RequestRecord
+from moesim.serving.steps import Served
 
 OWNER: Final = "run"
 """The command whose result it is; `compare` and `replay` write the same."""
@@ -112,6 +115,7 @@ def _text(value: Any) -> str:
 
 
 _PLAIN = {int: np.int64, float: np.float64, float | None: np.float64, bool: np.bool_}
+_REQUESTS, _GAPS = "requests", "gaps"
 _REST = b"moesim"  # key of the schema's metadata that holds what is no list
 
 
@@ -125,6 +129,12 @@ def records_bytes(records: Records) -> bytes:
         "first_steps": records.first_steps,
     }
     columns = {name: _column(getattr(records, name)) for name in KINDS}
+    if (served := records.served) is not None:
+        columns |= {
+            _REQUESTS: _column(RecordTable(RequestRecord, served.requests)),
+            _GAPS: pa.array([np.array(served.gaps, np.int64)]),
+        }
+        rest[_REQUESTS] = served[2:]
     table = pa.table(columns).replace_schema_metadata({_REST: json.dumps(rest)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -164,10 +174,16 @@ def read_records(data: bytes, place: str) -> Records:
             pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
             makespan_ns=rest["makespan_ns"],
             first_steps=rest["first_steps"],
+            served=_served(table, rest[_REQUESTS]) if _REQUESTS in rest else None,
         )
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{place}: expected the records of a run, got: {reason}; run the experiment again") from None
+
+
+def _served(table: Any, sums: list[int]) -> Served:
+    requests = list(_records(RequestRecord, table[_REQUESTS].chunk(0).flatten()))
+    return Served(requests, array("q", table[_GAPS].chunk(0).flatten().to_numpy().tobytes()), *sums)
 
 
 def _records(kind: Any, structs: Any) -> RecordTable[Any]:

@@ -14,6 +14,7 @@ from moesim.metrics.breakdown import CAUSES
 from moesim.metrics.columns import by_text, columns_of
 from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.naming import CACHE_SETTINGS, HOW, WORKLOAD
+from moesim.serving.requests import RequestRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from moesim.metrics.breakdown import Breakdown
     from moesim.metrics.outcome import Outcome
     from moesim.records import Records
+    from moesim.serving.steps import Served
 
 IDENTITY: Final = (
     "run", "key", "policy", "model", "hardware", "trace", "routing", "source_label", *CACHE_SETTINGS, "cache_share",
@@ -118,6 +120,51 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def request_table(row: Mapping[str, Any], served: Served) -> pa.Table:
+    """Make a table of one row a request of a run.
+
+    Parameters
+    ----------
+    row : mapping
+        Of the run, from which ``run`` and ``policy`` are.
+    served : Served
+
+    Returns
+    -------
+    pyarrow.Table
+        The fields of `RequestRecord`, times with ``_ns``; ``ttft_ns``, ``tpot_ns`` and ``e2e_ns`` as
+        `docs/reference/metrics.md` defines them; null: it was not so far, or there is none.
+    """
+    values = np.array(served.requests, np.int64).reshape(-1, len(RequestRecord._fields))
+    found = dict(zip(RequestRecord._fields, values.T, strict=True))
+    times = {f"{name}_ns" if name in _TIMES else name: pa.array(one, mask=one < 0) for name, one in found.items()}
+    first, end, n = found["first"], found["end"], found["generated"]
+    n_rows = len(values)
+    return pa.table(
+        {
+            "run": pa.repeat(pa.scalar(row["run"], pa.int64()), n_rows), "policy": pa.repeat(str(row["policy"]), n_rows), **times,
+            "ttft_ns": pa.array(first - found["arrival"], mask=first < 0),
+            "tpot_ns": pa.array((end - first) / np.maximum(n - 1, 1), mask=(end < 0) | (n < 2)),
+            "e2e_ns": pa.array(end - found["arrival"], mask=end < 0),
+        }
+    )  # fmt: skip
+
+
+def request_bytes(tables: Iterator[pa.Table]) -> bytes:
+    """Write the requests of runs, one run after another, as one Parquet file; nothing if there are none."""
+    sink = pa.BufferOutputStream()
+    writer = None
+    for table in tables:
+        writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd")
+        writer.write_table(table)
+    if writer is None:
+        return b""
+    writer.close()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+_TIMES: Final = ("arrival", "start", "first", "end")
 _VISIT: Final = ["step", "layer"]
 _KINDS: Final = ("gpu", "cpu")
 _NEVER: Final = 2**62  # ns

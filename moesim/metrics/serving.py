@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from moesim.serving.steps import Served
 
 PERCENTS: Final = (50, 90, 99)
+GREW: Final = "the queue grew to "
+"""Beginning of the note of a run in which requests come faster than they are served."""
 
 
 class Times(NamedTuple):
@@ -101,6 +103,9 @@ def queue_at_end(served: Served) -> int:
     return sum(not one.refused and (one.start < 0 or one.start > last) for one in served.requests)
 
 
-def grows(served: Served, n_slots: int) -> bool:
-    """Whether requests came faster than they were served: a fifth of all, and two for each slot, waited at the last arrival."""
-    return queue_at_end(served) > max(2 * n_slots, len(served.requests) / 5)
+def notes(served: Served, n_slots: int) -> list[str]:
+    """Note a queue that grew: a fifth of all requests, and two for each slot, waited when the last one arrived."""
+    waiting, all_of_them = queue_at_end(served), len(served.requests)
+    open_loop = any(one.user < 0 for one in served.requests)  # users wait for their answers
+    grew = open_loop and waiting > max(2 * n_slots, all_of_them / 5)
+    return [f"{GREW}{waiting} of {all_of_them} requests: they come faster than they are served"] if grew else []

@@ -253,13 +253,24 @@ AXES: Final = {
     "decode_tokens_per_s_request": "decode speed\n(tokens/s, one request)",
     "tokens_per_kj": "tokens per kJ",
     "speedup": "speed-up",
+    "goodput_per_s": "requests within\nlimits (1/s)",
 }
 """Words at the axis of a metric; times have theirs in `_TIMES`, and other metrics go by their names."""
 _TIMES: Final = {
     "makespan_ns": "time of the run",
     "ttft_mean_ns": "time to the first token",
     "tpot_mean_ns": "time per output token",
-    **{f"tpot_p{percent}_ns": f"time per output token, p{percent}" for percent in (50, 90, 99)},
+    "e2e_mean_ns": "time of a request",
+    **{
+        f"{name}_p{percent}_ns": f"{words}, p{percent}"
+        for percent in (50, 90, 99)
+        for name, words in (
+            ("ttft", "time to the first token"),
+            ("tpot", "time per output token"),
+            ("itl", "time between tokens"),
+            ("e2e", "time of a request"),
+        )
+    },
 }
 _PANELS: Final = ("model", "hardware")  # these rather divide a figure than its axis
 

@@ -34,7 +34,9 @@ from moesim.plots.result_rows import (
 from moesim.plots.style import NOT_EXACT, add_corner
 
 _WHERE: Final = ("model", "hardware", "trace")
-_ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
+_LOADS: Final = ("rate", "closed", "scheduler")
+_BATCHES: Final = ("batch_size", "n_batches")
+_ALWAYS: Final = (*_BATCHES, "prompt_tokens", "decode_tokens")
 _USUAL: Final = {name: column.usual for name, column in COLUMNS.items() if column.usual}
 """Usual values of settings, which a caption leaves out."""
 ORACLE: Final = "oracle"
@@ -66,11 +68,15 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
     if "routing" in frame:
         origins = sorted({str(v) for v in frame["routing"].dropna()} - {"recorded"})
         parts += [f"{' and '.join(origins)} routing"] if origins else []
-    for column in ("batch_size", cache_column(frame)):
+    for column in (*(_LOADS if _served(frame) else _BATCHES[:1]), cache_column(frame)):
         if column != group and column in frame and frame[column].nunique() == 1:
             parts.append(named(frame[column].dropna().iloc[0], column))
     parts.append(weakest_source(frame, how(frame)))
     return " · ".join(part for part in parts if part)
+
+
+def _served(frame: pd.DataFrame) -> bool:
+    return "n_requests_arrived" in frame and bool(frame["n_requests_arrived"].notna().all())
 
 
 def label_below(figure: Figure, rows: pd.DataFrame, shown: Sequence[str], *notes: str, axis: str | None = None) -> None:
@@ -194,7 +200,7 @@ def _settings(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
             listed.append(text)
     for column in settings_in(frame):
         values = frame[column].dropna().unique()
-        if column in _WHERE or column in shown or len(values) != 1:
+        if column in _WHERE or column in shown or len(values) != 1 or (column in _BATCHES and _served(frame)):
             continue
         if column in _ALWAYS or column == cache_column(frame) or str(values[0]) != _USUAL.get(column, "None"):
             listed.append(named(values[0], column))

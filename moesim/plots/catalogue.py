@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots import bars, distributions, heatmap, lines, stacks, studies, trace_maps, validation
+from moesim.plots import bars, distributions, heatmap, lines, serving, stacks, studies, trace_maps, validation
 from moesim.plots.gantt import gantt
 from moesim.plots.result_rows import RUNS_OF, cache_column, failing, group_name, prepared, split
 from moesim.plots.style import Kind
@@ -19,6 +19,7 @@ _KINDS: Final[Sequence[Kind[...]]] = (
     bars.decode_speed, bars.prefill_speed, bars.speedup, lines.speedup_lines, lines.throughput, lines.speed_by_context,
     lines.hit_rate, stacks.breakdown, bars.ladder, heatmap.heatmap, bars.energy, lines.vram,
     studies.tornado, studies.regret, studies.crossover, validation.validation, validation.printed,
+    serving.latency_by_load, serving.goodput, serving.request_gantt, serving.slots_over_time, serving.capacity,
     lines.hit_rate_by_token, distributions.latency_cdf, distributions.balance_cdf, stacks.time_by_layer, gantt,
     trace_maps.signal_accuracy, trace_maps.signal_accuracy_by_layer, trace_maps.popularity_drift, studies.lookahead,
     trace_maps.reuse_map, trace_maps.coactivation, trace_maps.coactivation_ranks,
@@ -31,6 +32,8 @@ SOURCES: Final[Mapping[str, str]] = {
     "steps": "a folder of `moesim run --out` of an experiment with `frames: true`",
     "layers": "a folder of `moesim run --out` of an experiment with `frames: true`",
     "records": "a folder of `moesim run --out`",
+    "requests": "a folder of `moesim run --out` of a served workload",
+    "capacity": "a folder of `moesim capacity --out`",
     "trace": "the name or path of a trace",
     "validation": "a folder of `moesim validate --out`",
     "papers": "papers.csv or results.csv of `moesim papers --out`, or the folder of the first",
@@ -41,7 +44,7 @@ SOURCES: Final[Mapping[str, str]] = {
 }
 """Source of a kind -> what the user names."""
 
-IN_EXPERIMENTS: Final = ("rows", "steps", "layers", "records")
+IN_EXPERIMENTS: Final = ("rows", "steps", "layers", "records", "requests")
 """Sources of the figures that an experiment may ask for."""
 
 
@@ -103,7 +106,7 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
 
 _WHOLE: Final = ("speedup", "validation", "printed", "crossover", "lookahead")  # they show all settings
 _OF_ONE: Final = ("time_by_layer",)  # they show one policy
-_FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
+_FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder", "goodput")  # they mark what failed
 _NAMED: Final = (
     "breakdown",
     "hit_rate",
@@ -112,6 +115,7 @@ _NAMED: Final = (
     "speedup_lines",
     "throughput",
     "speed_by_context",
+    "latency_by_load",
 )  # they name it below
 
 
@@ -134,6 +138,8 @@ _Shown = Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]
 _SHOWN: Final[Mapping[str, _Shown]] = {
     **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder")},
     "speedup_lines": lambda frame, options: lines.shown_in(frame, "speedup_lines", options.get("x")),
+    "latency_by_load": lambda frame, options: lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x"))),
+    "goodput": lambda frame, options: lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x"))),
     "throughput": _swept("throughput", lines.STREAMS),
     "speed_by_context": _swept("speed_by_context", lines.CONTEXT),
     "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],

@@ -20,12 +20,13 @@ from moesim.plots.captions import setting_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
 from moesim.plots.result_rows import REPEATS, column_of, group_name, settings_in, shared_setting
 from moesim.plots.style import Kind, Medium, drawn_among, drawn_for, drawn_wide, written
+from moesim.serving.steps import Served
 from moesim.trace import Trace, find_trace
 
 FILES: Final = {
     "rows": "runs.parquet", "steps": "frames/steps.parquet", "layers": "frames/layers.parquet",
     "validation": "results.csv", "papers": "papers.csv", "regret": "regret.csv", "whatif": "whatif.parquet",
-    "league": "league.csv", "lookahead": "lookahead.csv",
+    "league": "league.csv", "lookahead": "lookahead.csv", "capacity": "capacity.csv",
 }  # fmt: skip
 """Source -> file in its folder."""
 
@@ -39,6 +40,7 @@ _REMEDY: Final = {
     "whatif": "write one with `moesim whatif EXPERIMENT.yaml --out FOLDER`",
     "league": "write one with `moesim league --out FOLDER`",
     "lookahead": "write one with `moesim trace lookahead TRACE --out FOLDER`",
+    "capacity": "write one with `moesim capacity --out FOLDER`",
 }
 _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a further folder
 
@@ -168,7 +170,10 @@ OPTIONS: Final = ("baseline", "x", "y", "metric")
 """Options of kinds that the command line has by their own names."""
 
 
-OutcomeOf = Callable[[Path, int], Outcome]
+OutcomeOf = Callable[..., Outcome]
+"""Of a folder, a run, and as `wanted` what is needed of its records."""
+_OF_RUNS: Final = ("records", "requests")
+"""Sources that are read from single runs."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ def _checked(request: Request, name: str) -> dict[str, Any]:
         raise ConfigError(f"plot {name}: expected no --policies and no --where, which change nothing in a figure of a trace")
     if not request.paths:
         raise ConfigError(f"plot {name}: expected {SOURCES[kind.source]}, got nothing; name one after the kind")
-    if kind.source in ("trace", "records") and len(request.paths) > 1:
+    if kind.source in ("trace", *_OF_RUNS) and len(request.paths) > 1:
         raise ConfigError(f"plot {name}: expected one result, {SOURCES[kind.source]}, got {len(request.paths)}")
     return options
 
@@ -223,17 +228,30 @@ def _arguments(
     if kind.source == "trace":
         yield name, [Trace.read(find_trace(request.paths[0]))], {}, []
         return
-    source = "rows" if kind.source == "records" else kind.source
+    source = "rows" if kind.source in _OF_RUNS else kind.source
     paths = [Path(path) for path in request.paths]
     whole = read_frames(source, paths, name)
     among = all_policies(source, paths, whole, name)
     frame = chosen(whole, request.policies, request.where, name)
+    if kind.source == "requests":
+        rows, missing = shared_setting(frame, name)
+        found = {str(row["policy"]): outcome_of(paths[0], int(row["run"]), wanted=0) for _, row in rows.iterrows()}
+        yield name, [served_runs(found, name)], {"label": setting_label(rows, missing)}, among
+        return
     if kind.source == "records":
         rows, missing = shared_setting(frame, name)
         yield name, _records(paths[0], rows, outcome_of), {"label": setting_label(rows, missing)}, among
         return
     for figure, part in figures_of(name, frame, options):
         yield figure, [part], {}, among
+
+
+def served_runs(outcomes: Mapping[str, Outcome], what: str) -> dict[str, Served]:
+    """Return what became of the requests of runs by policy; ConfigError if one has no served workload."""
+    found = {policy: one.records.served for policy, one in outcomes.items() if one.records is not None}
+    if not found or None in found.values():
+        raise ConfigError(f"plot {what}: expected served workloads, got others; give arrivals or closed")
+    return {policy: served for policy, served in found.items() if served is not None}
 
 
 def _records(folder: Path, rows: pd.DataFrame, outcome_of: OutcomeOf) -> Sequence[Any]:

@@ -277,14 +277,14 @@ def throughput(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
     """Lines of the speed of all streams together, or another metric, against the batch size."""
     title = _title(metric, "throughput", "concurrent streams")
     what = "the batch size is the number of requests that are active at once"
-    rows = _with_values(frame, "throughput", [metric, STREAMS])
+    rows = with_values(frame, "throughput", [metric, STREAMS])
     return _setting_drawing(frame, rows, "throughput", STREAMS, metric, "concurrent streams (batch size)", title, what)
 
 
 @kind("rows", "speed against context length")
 def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
     """Lines of decode speed, or another metric, against the length of prompts."""
-    rows = _with_values(frame, "speed_by_context", [metric, CONTEXT])
+    rows = with_values(frame, "speed_by_context", [metric, CONTEXT])
     lengths = sorted({group_name(n) for n in rows["decode_tokens"].dropna()}) if "decode_tokens" in rows else []
     more = f"decoding adds {' or '.join(lengths)} tokens to the context" if lengths else ""
     title = _title(metric, "speed", "context length")
@@ -296,7 +296,7 @@ def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
 @kind("rows", "speed-up over a baseline policy, as lines against a swept setting")
 def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str = _SPEED, x: str | None = None) -> Drawing:
     """Lines of speed-ups over a baseline against one setting, with intervals of repeats."""
-    rows = _with_values(frame, "speedup_lines", [metric])
+    rows = with_values(frame, "speedup_lines", [metric])
     (x, *panel), baseline = shown_in(rows, "speedup_lines", x), baseline_of(rows, baseline, "speedup_lines")
     if x == "policy":
         raise ConfigError("plot speedup_lines: expected results with a column of a setting, got none; give those of `moesim run`")
@@ -307,7 +307,7 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
     names = [name for name in policies_of(rows) if name != baseline]
     star = "*" if baseline in inexact(rows) else ""
     words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{star}")
-    data, figure = _setting_figure(data, rows, names, words, (x, *panel), "speedup", level=1.0)
+    data, figure = setting_figure(data, rows, names, words, (x, *panel), "speedup", level=1.0)
     labelled_rows = labelled(rows, data)
     add_corner(figure, corner_label(labelled_rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
     repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
@@ -328,7 +328,8 @@ def _title(metric: str, usual: str, by: str) -> str:
     return f"{capital(usual if metric == _SPEED else metric_name(metric))} by {by}"
 
 
-def _with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:
+def with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Keep the rows that have all of some columns; ConfigError if none has one of them."""
     rows = prepared(frame, what, columns)
     for name in columns:
         if rows[name].isna().all():
@@ -342,14 +343,14 @@ def _setting_drawing(
     x, *panel = shown_in(rows, kind, x)
     data = summarised(rows, [*panel, "policy", x], metric)
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
-    data, figure = _setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
+    data, figure = setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
     label_below(figure, rows, [x, *panel], *not_shown(frame), axis=x)
     what = f"{title}: {words.y}.".replace("\n", " ")
     sentences = sentence(more), *notes, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
     return Drawing(data, figure, caption(what, rows, [x, *panel], *sentences))
 
 
-def _setting_figure(
+def setting_figure(
     data: pd.DataFrame, rows: pd.DataFrame, policies: Sequence[str], words: Words, shown: Sequence[str], metric: str,
     level: float | None = None,
 ) -> tuple[pd.DataFrame, Figure]:  # fmt: skip

@@ -131,8 +131,6 @@ class Serving:
         self._rows: list[Rows] = []
         self._index = 0
         self._open: dict[int, Request] = {}
-        self._since = 0
-        self._n_started = 0
         self._done: list[RequestRecord] = []
         self._gaps = array("q")
         self._queue_ns = self._inside_ns = self._slots_ns = 0
@@ -151,15 +149,11 @@ class Serving:
         if self._passes:
             return self._begin(self._passes.pop(0), now_ns)
         self._count(now_ns)
+        self._arrive(now_ns)
         if self._end_ns is not None and now_ns >= self._end_ns:
             self._check_any()
             return None
-        self._arrive(now_ns)
         scheduler = self._scheduler
-        if self._drafts is not None:
-            for request in self._open.values():
-                left = request.answer - request.generated - 1
-                request.drafts = min(self._drafts.n, left) if request.decodes else 0
         rows = list(scheduler.plan(now_ns))
         check_plan(scheduler, rows, self._open)
         if not rows:
@@ -226,6 +220,8 @@ class Serving:
                 self._source.ended(request, now_ns)
                 del self._open[request.number]
                 self._done.append(request.record())
+            elif self._drafts is not None:
+                request.drafts = min(self._drafts.n, request.answer - request.generated - 1)
         self._rows, self._gained = [], {}
 
     def _arrive(self, now_ns: int) -> None:
@@ -353,6 +349,11 @@ class ServedWorkload(Workload):
     def max_tokens(self) -> int:
         """Rows of the largest pass."""
         return min(self.scheduler.most_rows, self.scheduler.most_requests * self.scheduler.longest)
+
+    @property
+    def draft_head(self) -> bool:
+        """Whether one more layer of the model is there, which proposes tokens."""
+        return self.drafts is not None and self.drafts.by == "mtp"
 
     @property
     def peak_requests(self) -> int:

@@ -12,7 +12,6 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from moesim.capacity import required_bytes
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
 from moesim.core.student import Mean, mean
@@ -25,6 +24,7 @@ from moesim.experiment.routing import fitted_parameters, lift_to_assume
 from moesim.experiment.run import run_experiment
 from moesim.experiment.sweep import Point, RunSpec, expand
 from moesim.experiment.workers import Workers
+from moesim.fits import required_bytes
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.metrics.naming import hardware_label, model_label, policy_label
 from moesim.model import ModelSpec, load_model

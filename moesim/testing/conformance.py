@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from moesim.capacity import backing_devices
 from moesim.errors import CapacityError, InputError, MoesimError, SimulationError, describe_exception
 from moesim.experiment.runner import initial_placement
+from moesim.fits import backing_devices
 from moesim.hardware import HardwareProfile
 from moesim.policies.options import options_of, wrong_declaration
 from moesim.records import Records

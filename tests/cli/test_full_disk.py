@@ -35,11 +35,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                                "--out", "out/e.bin"),
 }  # fmt: skip
 
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(32)
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A folder with what the commands read, and an empty one for what they write."""
+    """A folder with what the commands read, and an empty one for what they write; pictures are not drawn, but written."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("moesim.plots.style.rendered", lambda _, suffixes=("png", "pdf"): dict.fromkeys(suffixes, PICTURE))
     write_trace(tmp_path / "small.safetensors", n_layers=4)
     write_trace(tmp_path / "plain.safetensors", n_layers=4, calibration=False, signals={})
     model = {"base": "mixtral-8x7b", "expert_bits": 4, "n_layers": 4}

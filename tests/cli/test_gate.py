@@ -191,16 +191,16 @@ MADE: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "import": lambda here: ("trace", "import", str(routing(here / "a.npz")), "--n-experts", "65536", "--calibrate", "0.5",
                             "--hold-back", "ends", "--out", "new.safetensors"),
     "calibrate": lambda here: ("trace", "calibrate", str(wide(here)), "--share", "0.5", "--out", "new.safetensors"),
-    "stats": lambda here: ("trace", "stats", str(wide(here)), "-q"),
+    "stats": lambda here: ("trace", "stats", str(wide(here, 20_000)), "-q"),
     "fit": lambda here: ("trace", "fit", "--trace", str(wide(here)), "--seeds", "1", "--fresh", "1", "--out", "new.yaml"),
 }  # fmt: skip
 
 
-def wide(here: Path) -> Path:
-    """Import a trace of 65536 experts."""
+def wide(here: Path, n_experts: int = 65536) -> Path:
+    """Import a trace of many experts."""
     out = here / "wide.safetensors"
     paths = [str(routing(here / f"{name}.npz")) for name in "ab"]
-    assert main(["trace", "import", *paths, "--n-experts", "65536", "--out", str(out)]) == 0
+    assert main(["trace", "import", *paths, "--n-experts", str(n_experts), "--out", str(out)]) == 0
     return out
 
 

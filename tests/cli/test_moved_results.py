@@ -156,7 +156,7 @@ class Told:
 @pytest.fixture
 def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
     """Give what runs a command and collects what it did; pictures are left out, since their CSV has all that they show."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(PICTURE))
+    monkeypatch.setattr("moesim.plots.style.rendered", lambda _, suffixes=("png", "pdf"): dict.fromkeys(suffixes, PICTURE))
     made: list[Path] = []
 
     def run(*words: str) -> Told:
@@ -180,7 +180,13 @@ def before(results: Path, tell: Callable[..., Told], words: list[str], monkeypat
 
 
 # ----------------------------------------------------------------------------------------------------------------------- moved
-@pytest.mark.parametrize("name", READ_AS_THEY_ARE)
+ALIKE = [f"plot {kind}" for kind in KINDS if KINDS[kind].source == "rows" and kind not in ("decode_speed", "heatmap")]
+"""Figures whose rows are read as those of the two kinds that are drawn here; they are left to -m long."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in ALIKE else []) for name in READ_AS_THEY_ARE]
+)
 def test_what_a_moved_result_holds_is_read_as_before(
     name: str, results: Path, tell: Callable[..., Told], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

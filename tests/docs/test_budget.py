@@ -15,24 +15,25 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 15_230,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; work of the host
-    "studies": 12_504,  # 7,500; one screen, pasted speeds, support, parts to vary; rows of measured engines
-    "trace": 9_856,  # 7,200; imports of any table or JSON and of counts; lifts; depth, workloads, prompts; rates no set has
+    "studies": 12_820,  # 7,500; one screen, pasted speeds, support, parts to vary; rows of measured engines; the largest load
+    "trace": 10_022,  # 7,200; imports of any table or JSON and of counts; lifts; depth, prompts; rates no set has; served keys
     "live": 6_083,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
-    "plots": 5_389,  # 4,300
-    "experiment": 4_841,  # 3,300; routing nobody recorded, with its range; names of its limits; whose software costs; idle GPUs
-    "cli": 3_819,  # with api 4,000; parts, pastes, one screen, measured engines
-    "api": 1_271,  # engines; answers without a machine
+    "plots": 5_700,  # 4,300; latency by load, goodput, requests and slots over time
+    "experiment": 4_985,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
+    "cli": 3_920,  # with api 4,000; parts, pastes, one screen, measured engines; capacity, schedulers
+    "api": 1_425,  # engines; answers without a machine; capacity, requests of a result
     "recorder": 3_433,
-    "metrics": 3_059,  # 2,600
-    "hardware": 5_082,  # with model 4,000; machines from parts and pastes; what engines do on the host
+    "metrics": 3_222,  # 2,600; of requests, as serving benchmarks define them
+    "hardware": 5_088,  # with model 4,000; machines from parts and pastes; what engines do on the host; drafts
     "model": 2_925,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
-    "engine": 2_738,  # 1,800; kernels of more rows; work of the host
+    "engine": 2_758,  # 1,800; kernels of more rows; work of the host; steps that nobody knows beforehand
     "core": 2_069,  # 1,100; bytes of a paste; how systems copy
     "testing": 3_578,  # 2,300 of them: rules of papers and codes, written a second time for the check of what policies decide
     "report": 892,
-    TOP: 1_093,  # nearest names
-    CPP: 6_086,  # 5,600
-    TESTS: 61_650,  # 42,000; parts, pastes, answers
+    "serving": 2_700,  # arrivals, files of requests, seven schedulers, KV cache in blocks, drafts
+    TOP: 1_104,  # nearest names
+    CPP: 6_102,  # 5,600
+    TESTS: 63_500,  # 42,000; parts, pastes, answers, requests
 }
 
 

@@ -21,11 +21,11 @@ LEVELS: list[dict[str, str]] = [
     {"basics": "__init__ errors core core.*"},
     {"model": "model model.*"},
     {
-        "inputs": "hardware hardware.* hardware.costs.curves trace trace.* serving serving.* "
+        "inputs": "hardware hardware.* hardware.costs.curves trace trace.* "
         "experiment.config experiment.config_errors experiment.forms experiment.include",
     },
     {"serving": "serving serving.*"},
-    {"facts": "policy records capacity metrics.machine"},
+    {"facts": "policy records fits metrics.machine"},
     {"costs": "hardware.costs hardware.costs.*", "kernels": "live.kernels live.kernels.*"},
     {
         "policies": "policies policies.*",

@@ -17,7 +17,7 @@ from moesim.trace.workload import WorkloadSpec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
 MOST = 5
-WAY = "experiment/* engine/* hardware/* metrics/* trace/workload/* trace/predictors.py trace/made.py policy.py capacity.py"
+WAY = "experiment/* engine/* hardware/* metrics/* trace/workload/* trace/predictors.py trace/made.py policy.py fits.py"
 INPUTS = ("model", "hardware", "trace", "workload", "policy")  # fields of a run that are whole things, not parameters
 ALSO = {"budget_bytes": "budget", "chunk_bytes": "chunk", "curve": "transfer_curve"}  # other names for the same value
 
@@ -30,14 +30,15 @@ OTHERS = {  # where the word means another thing
     "chunk_bytes": "experiment/store.py trace/workload/*",  # of a table; of a prefill
     "predictors": "engine/* experiment/runner.py",  # all sources that a policy may ask; here those that stand in for others
     "rate": "engine/* experiment/routing.py hardware/*",  # of work under contention; of a link; of bytes
-    "n_requests": "engine/* capacity.py hardware/*",  # of a step; that have a cache
+    "n_requests": "engine/* fits.py hardware/*",  # of a step; that have a cache
     "seed": "experiment/routing.py trace/made.py",  # of routing that is made up
     "refill": "metrics/frames.py",  # of a cache
     "repeat": "metrics/frames.py metrics/hits.py trace/workload/compose.py",  # of an array
     "intervals": "hardware/costs/model.py metrics/utilisation.py",  # of numbers of a profile; of time
     "requests": "engine/steps.py experiment/resolve.py experiment/runner.py experiment/routing.py "
-    "metrics/bounds.py policy.py trace/made.py trace/workload/compose.py",
-}  # those of a step, those that were drawn, how many are made up
+    "metrics/bounds.py policy.py trace/made.py trace/workload/compose.py "
+    "experiment/folder.py experiment/store.py metrics/frames.py metrics/serving.py",
+}  # those of a step, those that were drawn, how many are made up, what became of them
 
 EXCEPTIONS = {  # files, and why
     "seed": (6, "it draws requests and also seeds predictors that are made up, whose interface names it"),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from moesim.capacity import stream_uses
 from moesim.engine.native import AVAILABLE
+from moesim.fits import stream_uses
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records
 from tests.engine.engine_kit import Script, assert_same, cpu, gpu, machine, play, tiny_model, workload

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import by_rows, required_bytes
 from moesim.engine.streams import context_bytes
 from moesim.errors import CapacityError, PolicyError
+from moesim.fits import by_rows, required_bytes
 from moesim.metrics import bytes_moved, counts
 from moesim.metrics.breakdown import CAUSES, breakdown
 from moesim.metrics.chain import Chain

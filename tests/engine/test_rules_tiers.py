@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import required_bytes
 from moesim.errors import PolicyError
+from moesim.fits import required_bytes
 from moesim.policy import Copy, Drop, Fetch, Placement, Pool, Run
 from tests.engine.engine_kit import ONE, Script, cpu, gpu, idle, link, machine, play, sure, tasks, tiny_model, transfers
 

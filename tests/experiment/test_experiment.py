@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import required_bytes
 from moesim.core.units import parse_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.runner import initial_placement, notes_of, run_one, slots_used, slots_within
+from moesim.fits import required_bytes
 from moesim.hardware.costs import CostModel
 from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moesim.capacity import check_capacity, required_bytes
 from moesim.errors import CapacityError, HardwareError
+from moesim.fits import check_capacity, required_bytes
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.policies.systems.all_gpu import AllGpu

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.capacity import required_bytes
 from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
+from moesim.fits import required_bytes
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model
 from moesim.policies.base import PolicyBase

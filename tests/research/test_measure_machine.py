@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from experiments.research.measure_machine import SMALL, Setting, Step, main, run
 from moesim.hardware import load_hardware  # noqa: E402
 from moesim.live.profiler import bench, probes  # noqa: E402
 from tests.live.profiler_kit import MODEL, StandIn, shrink  # noqa: E402
+from tests.research.steps_kit import dies, hangs, raises  # noqa: E402
 
 FILES = {"machine.yaml", "profile.zip", "report.json", "samples.csv.gz", "validation.zip"}
 
@@ -58,19 +58,6 @@ def test_a_machine_without_a_gpu_is_measured_whole(tmp_path: Path, capfd: pytest
     assert (found.table["decode_tokens_per_s"] > 0).all()
     with zipfile.ZipFile(tmp_path / "out" / "validation.zip") as pack:
         assert sum(name.endswith("/results.csv") for name in pack.namelist()) == 3
-
-
-def raises(setting: Setting, until: float) -> list[str]:
-    raise ValueError("on purpose")
-
-
-def hangs(setting: Setting, until: float) -> list[str]:
-    time.sleep(600)
-    return []
-
-
-def dies(setting: Setting, until: float) -> list[str]:
-    os._exit(3)
 
 
 @pytest.mark.parametrize(

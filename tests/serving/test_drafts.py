@@ -85,3 +85,12 @@ def test_wrong_drafts(written: dict[str, Any], message: str):
         read_drafts(written)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_a_head_takes_memory_and_copies_of_the_text_take_none():
+    head, free = served({"n": 1, "accept": 1}), served({"n": 1, "accept": 1, "by": "ngram"})
+    (spec,) = experiment({"closed": 1, "prompt_tokens": 6}).specs
+    model = spec.model
+    layer = sum(model.part_bytes(part, 31) for part in ("attention", "dense", "shared")) + 8 * model.expert_bytes(31)
+    more = head.peak_bytes["gpu0"] - free.peak_bytes["gpu0"]
+    assert more == layer + model.kv_bytes(31, 4 * (6 + 22), 4), "llama-server reserves four slots"

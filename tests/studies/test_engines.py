@@ -51,6 +51,10 @@ def one(folder: Path, engine: str, setting: str, model: str = "gpt-oss-120b,MXFP
         ("llama.cpp", "expert cache 48 slots", {"name": "llama-cpp-cache"}, 0.375),
         ("KTransformers kt-kernel", "experts on CPU", {"name": "kt-expert"}, 0),
         ("heat-cache", "auto cache", {"name": "heat-cache"}, 1),
+        ("llama.cpp PR 27861", "66 slots, inserts 3", {"name": "two-uploads-lru", "inserts": 3}, 66 / 128),
+        ("llama.cpp PR 28414", "-ncmoe 25 --prefetch-experts-slots 3",
+         {"name": "llama-cpp", "n_cpu_moe": 25, "prefetch_experts_slots": 3}, 1),
+        ("exllamav3", "stream decode, 40 % cached", {"name": "exllamav3", "stream_decode": True}, 0.4),
     ],
 )  # fmt: skip
 def test_words_of_engines_become_policies(tmp_path: Path, engine: str, setting: str, policy: dict[str, Any], cache: float):
@@ -64,6 +68,7 @@ def test_words_of_engines_become_policies(tmp_path: Path, engine: str, setting: 
     [
         ("tg64 @ d8192", "tg", (8192, 64)), ("AIME-25, 256 tokens", "tg", (64, 256)), ("10k prompt", "tg", (10_000, 128)),
         ("ctx 10K-64K", "tg", (37_000, 128)), ("65588", "tg", (65_588, 128)), ("pp2048", "pp", (2048, 1)), ("", "tg", (64, 128)),
+        ("", "pp", (512, 1)),
     ],
 )  # fmt: skip
 def test_contexts(tmp_path: Path, context: str, kind: str, expected: tuple[int, int]):

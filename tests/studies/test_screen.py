@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import typer
 
-from moesim.capacity import required_bytes
 from moesim.cli.recommend import recommend as command
 from moesim.core.files import FILE
 from moesim.core.table import Format
@@ -24,6 +23,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import initial_placement
+from moesim.fits import required_bytes
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy

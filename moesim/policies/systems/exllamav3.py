@@ -125,8 +125,8 @@ class Exllamav3(ForOneUse):
         64, "Most pairs of experts that change places between generations, over all layers; 0: none ever.", ge=0
     )
     swap_interval: int = option(128, "Steps after which that is due.", ge=1)
-    swap_floor: float = option(8.0, "So many times the layer's mean count one that comes must have.", ge=0)
-    swap_hysteresis: float = option(2.0, "So many times the count of the one that leaves it must have.", ge=0)
+    swap_floor: float = option(8.0, "Times the layer's mean count that a newcomer must have.", ge=0)
+    swap_hysteresis: float = option(2.0, "Times the count of the expert that it replaces that a newcomer must have.", ge=0)
 
     @property
     def routing_free(self) -> bool:

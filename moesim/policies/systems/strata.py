@@ -110,7 +110,7 @@ class Strata(PolicyBase):
     adapt_every: int = option(4, "Windows between two adaptations (``--adapt-every``).", ge=1)
     adapt_swaps: int = option(96, "Swaps of an adaptation, over all layers (``--adapt-swaps``); 0: none.", ge=0)
     adapt_decay: float = option(0.7, "Factor of uses after an adaptation (``--adapt-decay``).", ge=0, le=1)
-    adapt_margin: float = option(1.5, "Uses that who comes must have more than who leaves.", ge=0)
+    adapt_margin: float = option(1.5, "Uses that a newcomer must have more than the expert that it replaces.", ge=0)
     overtake: bool = option(True, "Copies of misses go before those of swaps that wait; else in the order of issue.")
     prefill: int = option(4096, "Tokens of a prompt's chunk (``--prefill``).", ge=1)
     prefill_stream_min: int = option(

@@ -15,7 +15,7 @@ version at 6d0ac79f, expert cache policies with EWMAPolicy, and docs of ``--moe-
 | more ids than slots, ``token`` | rows in order, in pieces whose experts fit, one after the other; experts may come again | the same (``split``) |
 | more ids than slots, ``expert`` | ids in groups as large as the slots, one after the other; partial outputs are added | the same |
 | prompts | as any step | the same |
-| host, each call | reads the ids, plans each piece in Python, writes its slots to the GPU and waits | ``readback``; ``plan``, ``table`` for each piece |
+| host, each call | reads the ids, plans each piece in Python, writes its slots to the GPU and waits | ``readback`` and ``plan``, once a layer visit |
 | prediction, admission | none; every miss enters | the same |
 """
 
@@ -103,7 +103,7 @@ class VllmExpertCache(PolicyBase):
         "the controller that moves memory between KV cache and slots (VLLM_MOE_MVWSA): it acts between requests that arrive",
         "a disk tier with a pool in RAM (VLLM_MOE_DISK_STORE_DIR, VLLM_MOE_RAM_CACHE)",
         "experts read where they are on machines with unified memory (VLLM_MOE_ZERO_COPY)",
-        "a second launch of the products for each piece: a piece costs what its experts cost",
+        "what a piece after the first takes apart from its experts: a launch of its products, plans, writes to the GPU",
         "mixed steps of prompts and answers (chunked prefill, --max-num-batched-tokens): set workload.prefill_chunk",
         "several GPUs, which it refuses",
     )

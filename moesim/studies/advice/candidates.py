@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from moesim.capacity import lacking, required_bytes, sum_of
 from moesim.core.units import digits
 from moesim.errors import InputError
 from moesim.experiment.routing import lacking as lacks
 from moesim.experiment.runner import initial_placement, slots_within
+from moesim.fits import lacking, required_bytes, sum_of
 from moesim.hardware.costs import CostModel
 from moesim.hardware.engines import transfer_of, why_not
 from moesim.policies.registry import make_policy

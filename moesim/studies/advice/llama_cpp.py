@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from moesim.capacity import lacking, required_bytes, sum_of
 from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement
+from moesim.fits import lacking, required_bytes, sum_of
 from moesim.hardware import read_profile
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec, load_model

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moesim.capacity import required_bytes
 from moesim.core.units import as_share, parse_bytes, slots_of
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, unknown_name
 from moesim.experiment.runner import initial_placement, slots_within
+from moesim.fits import required_bytes
 from moesim.hardware import HardwareProfile
 from moesim.hardware.costs import CostModel
 from moesim.hardware.engines import transfer_of
@@ -36,7 +36,7 @@ _WORDS: Final = {"all_cpu": "all-cpu", "all_gpu": "all-gpu"}
 _LAYERS: Final = ("n_cpu_moe", "ngl")
 _KNOWN: Final = (
     "n_cpu_moe", "ngl", "cpu_moe", "op_offload", "no_op_offload", "gpu_experts", "all_cpu", "all_gpu",
-    "policy", "cache", "mmap",
+    "policy", "cache", "mmap", "prefetch_experts_slots",
 )  # fmt: skip
 
 
@@ -88,8 +88,7 @@ def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bo
         policy["n_cpu_moe"] = max(n_cpu, model.positions[0])
     if given.get("no_op_offload") or given.get("op_offload") is False:
         policy["op_offload"] = False
-    if given.get("mmap") is False:
-        policy["mmap"] = False
+    policy |= {key: given[key] for key in ("mmap", "prefetch_experts_slots") if given.get(key, True) is not True}
     family = "n_cpu_moe" if ngl > n_layers else "ngl"
     return EngineSetting(policy, {"ratio": 1.0}, family)
 

@@ -139,10 +139,10 @@ def policy_of(words: str) -> dict[str, Any]:
     found = name if name in policy_names() else next(meant, "")
     if found not in policy_names():
         raise NotUsableError(f"no policy for the engine '{name[:60]}'")
-    if found == "llama-cpp" and _has(r"\bcached?\b|\bslots\b", words):
+    if found == "llama-cpp" and _has(r"\bcached?\b|(?<!experts-)\bslots\b", words):
         found = "llama-cpp-cache"
-    options = [one for of, pattern, one in _names()["options"] if of == found and _has(pattern, words)]
-    return {"name": found} | {key: value for one in options for key, value in one.items()}
+    caught = [(re.search(pattern, words, re.IGNORECASE), one) for of, pattern, one in _names()["options"] if of == found]
+    return {"name": found} | {key: int(at[1]) if it == "N" else it for at, one in caught if at for key, it in one.items()}
 
 
 def _setting(policy: Mapping[str, Any], found: Mapping[str, float], model: ModelSpec) -> str:
@@ -193,7 +193,7 @@ def _tokens(said: Mapping[str, str], *, prefill: bool, static: bool) -> tuple[in
         first, k, second, k2 = numbers[-1]
         n = round((int(first) + int(second or first)) / 2 * (1000 if k or k2 else 1))
     if prefill:
-        return found.get("pp", n) or _PROMPT, 1
+        return found.get("pp", n) or 8 * _PROMPT, 1  # 512, as of llama-bench
     if not decode and re.search(r"\d tokens$", text):  # without a word for the prompt
         n, decode = 0, n
     return found.get("d", n) or _PROMPT, decode or _TOKENS[static]

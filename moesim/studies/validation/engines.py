@@ -73,7 +73,7 @@ def run_engines(path: Path, *, jobs: int | None = None, progress: bool = False) 
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(rows), enabled=progress) as bar:
         for row in rows:
-            bar.describe(row.engine)
+            bar.describe(f"routing, {row.engine}")
             try:
                 runs += [(row, one, _experiment(row, one, Path(folder))) for one in _routings(row, made)]
             except MoesimError as error:
@@ -81,7 +81,7 @@ def run_engines(path: Path, *, jobs: int | None = None, progress: bool = False) 
             bar.advance(1)
         with Workers(jobs or usable_cores()) as workers:
             all_runs = Experiment.joined([(experiment, experiment.specs[0]) for *_, experiment in runs]) if runs else None
-            outcomes = run_experiment(all_runs, workers=workers, may_fail=True).outcomes if all_runs else []
+            outcomes = run_experiment(all_runs, workers=workers, may_fail=True, progress=progress).outcomes if all_runs else []
     done: dict[Row, list[_Run]] = {}
     for (row, routing, experiment), outcome in zip(runs, outcomes, strict=True):
         done.setdefault(row, []).append((routing, outcome, experiment.specs[0].hardware))

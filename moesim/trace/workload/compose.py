@@ -720,6 +720,11 @@ class Workload:
         return replace(self.spec, prefill_chunk=prompt_rows) if longer else self.spec
 
     @property
+    def draft_head(self) -> bool:
+        """Whether one more layer of the model is there, which proposes tokens."""
+        return False
+
+    @property
     def peak_requests(self) -> int:
         """Requests that are active together when they are longest."""
         return max(self.steps.stretches, key=lambda s: s.kv_tokens).n_active

@@ -155,10 +155,11 @@ def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> st
 
 
 def required_bytes(
-    model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement, n_requests: int = 1
-) -> dict[str, dict[str, int]]:
+    model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement, n_requests: int = 1,
+    *, draft_head: bool = False,
+) -> dict[str, dict[str, int]]:  # fmt: skip
     """Compute the bytes that each device must have, by purpose; pools count as a whole."""
-    # Purposes: "weights", "kv", "streams", "workspace", "reserved", "experts", "pool:<name>".
+    # Purposes: "weights", "kv", "streams", "workspace", "reserved", "experts", "drafts", "pool:<name>".
     # `peak_kv_tokens` is the largest sum of final lengths of requests that are active together, of
     # which there are `n_requests`.
     need: dict[str, dict[str, int]] = {name: {} for name in hardware.devices}
@@ -180,6 +181,11 @@ def required_bytes(
     add(at("embedding", -1), "weights", model.embedding_bytes)
     tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
+    if draft_head:  # one more layer, whose experts are all where it runs
+        last = model.n_layers - 1
+        layer_bytes = sum(model.part_bytes(part, last) for part in LAYER_PARTS) + model.n_experts * model.expert_bytes(last)
+        there = placement.parts.get(("head", -1), hardware.compute)
+        add(there, "drafts", layer_bytes + model.kv_bytes(last, peak_kv_tokens, n_requests))
     for pool in placement.pools:
         add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)) + pool.landing)
     for name, n_bytes in placement.reserved.items():
