@@ -36,29 +36,7 @@ __all__ = [
 def composed(
     trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset(), file: RequestFile | None = None
 ) -> Workload:
-    """Compose what was asked for: batches that are there from the start, or requests that arrive.
-
-    Parameters
-    ----------
-    trace : Trace
-        Routing of the requests.
-    spec : WorkloadSpec
-    require_signals : collection of str
-        Signals of the trace that must cover every request that is read.
-    file : RequestFile, optional
-        The file that the workload names, if it has been read.
-
-    Returns
-    -------
-    Workload
-        Of requests that arrive a `ServedWorkload`.
-
-    Raises
-    ------
-    WorkloadError
-        If no request of the trace will do, the scheduler is asked for what it does not have, no request fits its KV cache, or
-        the file cannot be read.
-    """
+    """Compose what was asked for: batches that are there from the start, or a `ServedWorkload` of requests that arrive."""
     if not spec.served:
         return compose(trace, spec, require_signals=require_signals)
     return served(trace, spec, require_signals, file or file_of(spec))

@@ -58,22 +58,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Requests of a workload, in the order in which they arrive.
+    """Requests of a workload, in the order in which they arrive; arrays of shape (n_requests,)."""
 
-    Attributes
-    ----------
-    prompt, answer : ndarray of int64, shape (n_requests,)
-        Tokens of each.
-    ns : ndarray of int64, shape (n_requests,), or None
-        When each arrives; None: when a user has its answer.
-    file : RequestFile or None
-        Where their lengths are from.
-    """
-
-    prompt: NDArray[np.int64]
+    prompt: NDArray[np.int64]  # tokens
     answer: NDArray[np.int64]
-    ns: NDArray[np.int64] | None
-    file: RequestFile | None
+    ns: NDArray[np.int64] | None  # when each arrives; None: when a user has its answer
+    file: RequestFile | None  # where their lengths are from
 
     def __len__(self) -> int:
         return len(self.prompt)

@@ -28,19 +28,11 @@ class Blocks:
 
     A block of a prompt whose hashes are known has one key for all requests that begin alike, so that they share it. Any other
     has a key of its request alone, which finds it again after a preemption.
-
-    Parameters
-    ----------
-    n : int
-        Blocks in all.
-    size : int
-        Tokens of a block.
-    caching : bool
-        Whether full blocks stay cached, and are shared.
     """
 
     def __init__(self, n: int, size: int, *, caching: bool = True) -> None:
-        self.n, self.size, self.caching = n, size, caching
+        self.n, self.size = n, size  # blocks, tokens of each
+        self.caching = caching  # full blocks stay cached, and are shared
         self.free = n
         self.cached: dict[Key, None] = {}  # used by nobody, least recently used first
         self.private = 0  # in use by one request, and not to be shared

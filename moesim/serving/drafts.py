@@ -24,23 +24,14 @@ _KEYS: Final = ("by", "n", "accept", "draft_ms")
 class Drafts:
     """A drafter as a workload asks for it.
 
-    Parameters
-    ----------
-    n : int
-        Tokens that it proposes for each sequence and step.
-    accept : tuple of float
-        Share of windows in which the draft at each position, and all before it, are accepted; shape (n,), falling.
-    by : {"mtp", "ngram", "model"}
-        ``mtp``: one more layer of the model, with its experts and the LM head, run once for each draft; ``ngram``: it costs
-        nothing; ``model``: another model, which takes ``draft_ms`` for each draft.
-    draft_ms : float or None
-        Time of one draft of all sequences; None: of a head, from the model's last layer.
+    Of `BY`, ``mtp`` is one more layer of the model, with its experts and the LM head, run once for each draft; ``ngram`` costs
+    nothing; ``model`` is another model.
     """
 
-    n: int
-    accept: tuple[float, ...]
+    n: int  # tokens that it proposes for each sequence and step
+    accept: tuple[float, ...]  # (n,) share of windows in which the draft at a position, and all before it, are accepted
     by: str = "mtp"
-    draft_ms: float | None = None
+    draft_ms: float | None = None  # of one draft of all sequences, of another model
 
     def accepted(self, n: int, rng: np.random.Generator) -> int:
         """Draw how many of the first n drafts are accepted."""

@@ -68,37 +68,17 @@ _DATE: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))
 
 @dataclass(frozen=True)
 class RequestFile:
-    """Requests of a file, in the order in which they arrived; equal if the same was read under the same name.
+    """Requests of a file, in the order in which they arrived; equal if the same was read under the same name."""
 
-    Attributes
-    ----------
-    name : str
-        As the experiment names it.
-    sha256 : str
-        Of what was read.
-    failed : int
-        Requests that were left out, since they have no answer.
-    ns : ndarray of int64, shape (n_requests,), or None
-        Time of arrival after the first; None: the file does not have it.
-    prompt, answer : ndarray of int64, shape (n_requests,)
-        Tokens.
-    block : int
-        Tokens of a block of a prompt; 0: the file has none.
-    block_ids : ndarray of int64
-        Blocks of all prompts, one after another; two that are equal have the same tokens before them, too.
-    block_ends : ndarray of int64, shape (n_requests,)
-        Where the blocks of a prompt end.
-    """
-
-    name: str
-    sha256: str
-    failed: int
-    ns: NDArray[np.int64] | None = field(compare=False)
-    prompt: NDArray[np.int64] = field(compare=False)
+    name: str  # as the experiment has it
+    sha256: str  # of what was read
+    failed: int  # requests that were left out, since they have no answer
+    ns: NDArray[np.int64] | None = field(compare=False)  # of arrival after the first, (n_requests,); None: the file has no times
+    prompt: NDArray[np.int64] = field(compare=False)  # tokens, (n_requests,)
     answer: NDArray[np.int64] = field(compare=False)
-    block: int = field(compare=False)
-    block_ids: NDArray[np.int64] = field(compare=False)
-    block_ends: NDArray[np.int64] = field(compare=False)
+    block: int = field(compare=False)  # tokens of a block of a prompt; 0: the file has none
+    block_ids: NDArray[np.int64] = field(compare=False)  # of all prompts; equal ones have the same tokens before them, too
+    block_ends: NDArray[np.int64] = field(compare=False)  # where the blocks of a prompt end, (n_requests,)
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -132,25 +112,7 @@ class _Form(NamedTuple):
 
 
 def read_requests(name: str, most: int | None = None) -> RequestFile:
-    """Read a file of requests, whose format is recognised by its keys.
-
-    Parameters
-    ----------
-    name : str
-        Path from the current folder, or of a file that is shipped.
-    most : int, optional
-        Requests that are needed: a table is read no further.
-
-    Returns
-    -------
-    RequestFile
-
-    Raises
-    ------
-    WorkloadError
-        With file and line: if it cannot be read, is too large, has other columns, times that go backwards, or lengths that are
-        no positive whole numbers.
-    """
+    """Read a file of requests, whose format is recognised by its keys; of a table `most` rows. WorkloadError names file and line."""
     digest = hashlib.sha256()
     path = shipped(Path(name))
     try:
