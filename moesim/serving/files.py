@@ -112,7 +112,7 @@ class _Form(NamedTuple):
 
 
 def read_requests(name: str, most: int | None = None) -> RequestFile:
-    """Read a file of requests, whose format is recognised by its keys; of a table `most` rows. WorkloadError names file and line."""
+    """Read a file of requests, whose format is recognised by its keys; of a table `most` rows; WorkloadError has the line."""
     digest = hashlib.sha256()
     path = shipped(Path(name))
     try:
