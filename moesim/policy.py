@@ -31,12 +31,12 @@ UPDATE = 2  # the cache is re-arranged; nobody waits
 
 
 class StepBegin(NamedTuple):
-    """A step starts: one prefill chunk or one decode step of the whole batch."""
+    """A step starts: one prefill chunk, one decode step of the whole batch, or both mixed, where a scheduler does that."""
 
     step: int
-    phase: str  # "prefill" | "decode"
+    phase: str  # "prefill" | "decode" | "mixed": rows of prompts and of answers
     requests: NDArray[Any]  # (n_tokens,) request of each row
-    last_chunk: bool  # the last prefill chunk of its batch; True for decode
+    last_chunk: bool  # the last prefill chunk of its batch; True for decode and mixed
 
 
 class LayerBegin(NamedTuple):

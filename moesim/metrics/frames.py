@@ -121,20 +121,8 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def request_table(row: Mapping[str, Any], served: Served) -> pa.Table:
-    """Make a table of one row a request of a run.
-
-    Parameters
-    ----------
-    row : mapping
-        Of the run, from which ``run`` and ``policy`` are.
-    served : Served
-
-    Returns
-    -------
-    pyarrow.Table
-        The fields of `RequestRecord`, times with ``_ns``; ``ttft_ns``, ``tpot_ns`` and ``e2e_ns`` as
-        `docs/reference/metrics.md` defines them; null: it was not so far, or there is none.
-    """
+    """Make a table of one row a request: the fields of `RequestRecord`, times with ``_ns``, and the measures of each."""
+    # Null: it was not so far, or there is none. `docs/reference/metrics.md` defines ttft_ns, tpot_ns and e2e_ns.
     values = np.array(served.requests, np.int64).reshape(-1, len(RequestRecord._fields))
     found = dict(zip(RequestRecord._fields, values.T, strict=True))
     times = {f"{name}_ns" if name in _TIMES else name: pa.array(one, mask=one < 0) for name, one in found.items()}

@@ -45,26 +45,9 @@ class Times(NamedTuple):
 
 
 def measures(served: Served, n_slots: int, limits: Mapping[str, float]) -> dict[str, float | int | None]:
-    """Summarise what became of the requests of a run.
-
-    Parameters
-    ----------
-    served : Served
-    n_slots : int
-        Requests that the scheduler has at once, at most.
-    limits : mapping of str to float, s
-        ``ttft_s``, ``tpot_s``, ``e2e_s``, as far as given; a request within all of them is good.
-
-    Returns
-    -------
-    dict of str to float, int or None
-        The keys of "Served requests" in `docs/reference/metrics.md`; percentiles are interpolated as NumPy does.
-
-    Raises
-    ------
-    SimulationError
-        If Little's law does not hold: time spent by all requests is not the number inside, added up over time.
-    """
+    """Summarise what became of the requests of a run, under the keys of "Served requests" in `docs/reference/metrics.md`."""
+    # `n_slots` are the requests that the scheduler has at once; a request within all `limits` (seconds) is good. Percentiles are
+    # interpolated as NumPy does, and as the benchmarks of serving do.
     check_little(served)
     times, duration = Times.of(served), served.end_ns
     row: dict[str, float | int | None] = {

@@ -135,9 +135,10 @@ class Blocks:
 
     def _key(self, request: Request, i: int) -> Key:
         end = (i + 1) * self.size
-        at = (end - 1) // request.block_tokens
-        if end <= request.prompt and at < len(request.blocks):
-            return request.blocks[at], i
+        if request.blocks and end <= request.prompt:
+            at = (end - 1) // request.block_tokens
+            if at < len(request.blocks):
+                return request.blocks[at], i
         return -1 - request.number, i
 
     def check(self) -> None:

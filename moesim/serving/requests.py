@@ -52,7 +52,7 @@ class Request:
     routing: Routing
     user: int = -1
     blocks: tuple[int, ...] = ()  # hashes of the blocks of its prompt, of which each stands for all before it too
-    block_tokens: int = 512  # of each of these blocks; the last may have fewer
+    block_tokens: int = 0  # of each of these blocks, if there are any; the last may have fewer
     # how far it is
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0

@@ -55,6 +55,14 @@ def test_only_what_was_computed_is_found_again():
     assert pool.match(one, 12) == 1 and pool.free == 3
 
 
+def test_a_prompt_without_hashes_needs_no_size_of_their_blocks():
+    pool, one = Blocks(4, 4), Request(0, 0, 8, 2, Routing(0, 1, 0, 1, 1, 0))
+    assert pool.admit(one, pool.match(one, 7), 8)
+    one.computed = 8
+    pool.release(one)
+    assert list(pool.cached) == [(-1, 1), (-1, 0)]
+
+
 def test_a_reserved_block_is_not_shared_before_it_is_written():
     pool, one, two = Blocks(8, 4), request(0, 8, (1, 2)), request(1, 8, (1, 2))
     pool.admit(one, 0, 16, written=0)

@@ -123,6 +123,13 @@ def test_vllm_preempts_the_last_admitted(caching: bool, again: str):
     assert [one.preempted for one in found.records] == [0, 1]
 
 
+def test_vllm_admits_a_preempted_request_before_those_that_wait():
+    options = {"name": "vllm", "block_size": 4, "kv_tokens": 20}
+    found = run(options, [Asked(0, 7, 5), Asked(0, 7, 5), Asked(2, 3, 1)])
+    # Two blocks are free from step 3 on, and C needs one: it waits behind B, which needs three.
+    assert found.steps[5][:2] == ("B1 C3", "B3 C1")
+
+
 def test_vllm_finds_full_blocks_but_never_the_last_token():
     options = {"name": "vllm", "block_size": 4, "max_num_seqs": 8}
     asked = [Asked(0, 8, 2, (1, 2)), Asked(0, 8, 1, (1, 2)), Asked(5, 10, 1, (1, 2, 3)), Asked(5, 6, 1, (1, 4))]
@@ -161,6 +168,19 @@ def test_sglang_retracts_the_request_with_the_fewest_tokens():
     assert table(found, 10)[8:] == [("A1 B1", "A8 B8"), ("A1", "A9")]
     assert [one.preempted for one in found.records] == [0, 1]
     assert table(found)[13] == ("B5", "B9")  # of 13 known tokens it finds 8: A has written over the last 4 of 12
+
+
+def test_sglang_retracts_the_longest_of_prompts_with_as_many_tokens():
+    options = {"name": "sglang", "kv_tokens": 24, "schedule_conservativeness": 0}
+    found = run(options, [Asked(0, 9, 9), Asked(1, 2, 9)])
+    assert [one.preempted for one in found.records] == [1, 0]  # A, which was admitted first, has the longer one
+
+
+@pytest.mark.parametrize(("prompt", "start"), [(21, 1), (22, 3)])
+def test_sglang_leaves_a_token_free(prompt: int, start: int):
+    options = {"name": "sglang", "kv_tokens": 40, "schedule_conservativeness": 0}
+    found = run(options, [Asked(0, 5, 3), Asked(1, prompt, 12)])  # 35 tokens are free, for the prompt, 12 and a page
+    assert found.records[1].start == start
 
 
 def test_sglang_reserves_a_share_of_the_answers_to_come():

@@ -136,7 +136,10 @@ class Sglang(Pooled):
             reserved += (min(request.answer, CLIP) if whole else 0) + self.page_size
         if not found:
             return []
-        answers = self._step() if self.mixed_chunk and self.running else []
+        answers: list[Rows] = []
+        if self.mixed_chunk and self.running:
+            self._retract(self._next_pages)
+            answers = self._step()
         self.running += [one.request for one in found if one.request is not self.chunked]
         return found + answers
 
@@ -153,7 +156,6 @@ class Sglang(Pooled):
 
     def _step(self) -> list[Rows]:
         """Return the rows of each running request, in pages of their own."""
-        self._retract(self._next_pages)
         for request in self.running:
             self.blocks.grow(request, request.known)
         return [Rows(request, request.window) for request in self.running]
