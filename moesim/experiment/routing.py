@@ -373,7 +373,7 @@ def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, 
     """Whether policies read signals that only recordings have, and whether decoding depends on no routing at all."""
     needs: set[str] = set()
     seen: set[str] = set()
-    fixed = all(rows == 1 for rows in listed(config.workload.batch_size))
+    fixed = not _served(config.workload) and all(rows == 1 for rows in listed(config.workload.batch_size))
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
         written, entry = repr(point.reading), entries[repr(point.policy)]
@@ -385,9 +385,13 @@ def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, 
     return any(need.startswith("signal:") and need not in _SIGNALS for need in needs), fixed
 
 
+def _served(workload: WorkloadConfig) -> bool:
+    return any(one is not None for one in (*listed(workload.arrivals), *listed(workload.closed)))
+
+
 def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
     """Requests, and tokens of each, that suffice for every workload of a sweep."""
-    served = any(one is not None for one in (*listed(workload.arrivals), *listed(workload.closed)))
+    served = _served(workload)
     usual = {"prompt_tokens": PROMPT, "answer_tokens": ANSWER} if served else {}
     asked: dict[str, int | None] = {
         name: max(usual.get(name, _TOKENS) if value is None else int(value) for value in listed(getattr(workload, name)))

@@ -268,6 +268,15 @@ def test_mixtral_is_made_up_unless_a_policy_reads_what_only_recordings_have(
     assert not any("scores of the chosen" in str(row["notes"]) for row in rows)
 
 
+@pytest.mark.parametrize("more", [{"closed": 4}, {"closed": 1, "drafts": {"n": 2, "accept": 0.5, "by": "ngram"}}])
+def test_steps_of_served_requests_have_several_rows_which_depend_on_routing(tmp_path: Path, more: dict[str, Any]):
+    raw = small(tmp_path, model="qwen1.5-moe", policies=["llama-cpp"])
+    del raw["trace"]
+    raw["workload"] = {"prompt_tokens": 4, "answer_tokens": 4, "n_requests": 4} | more
+    (line,) = choice.choose_traces(raw, "test")
+    assert raw["trace"]["synthesize"] == "assumed" and "assumed routing, 3 runs" in line
+
+
 def test_too_many_tokens_are_not_made_up_for_other_seeds(tmp_path: Path):
     raw = small(tmp_path, model="gpt-oss-20b", policies=["lru"])
     del raw["trace"]

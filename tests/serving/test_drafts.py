@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from moesim.errors import WorkloadError
 from moesim.records import Records
 from moesim.serving.drafts import read_drafts
+from moesim.trace import Trace
 from tests.serving.serving_kit import experiment, run
 
 
 def served(drafts: dict[str, Any] | None, engine: str = "native", **changes: Any) -> Records:
     asked = {"closed": 1, "n_requests": 1, "prompt_tokens": 6, "answer_tokens": 22, "drafts": drafts}
-    return run(asked | changes, engine=engine)
+    more = {"trace": changes.pop("trace")} if "trace" in changes else {}
+    return run(asked | changes, engine=engine, **more)
 
 
 def test_windows_in_which_all_is_accepted_bring_as_many_tokens_as_rows():
@@ -56,6 +59,20 @@ def test_a_model_of_its_own_takes_its_time_for_each_draft():
 def test_both_engines_draw_the_same_windows():
     asked = {"n": 3, "accept": [0.7, 0.45, 0.33]}
     assert served(asked, "simpy") == served(asked, "native")
+
+
+@pytest.mark.parametrize("engine", ["simpy", "native"])
+def test_a_window_asks_for_the_experts_of_neighbouring_tokens(engine: str, tmp_path: Path):
+    turn = np.arange(30)[:, None, None] + np.arange(2)  # a token and the next share one of two experts, others none
+    trace = Trace.build(
+        experts=np.broadcast_to(turn % 8, (30, 32, 2)), n_prompt=[6], n_decode=[24], n_experts=8, model="mixtral-8x7b",
+        label="synthetic",
+    )  # fmt: skip
+    trace.write(path := tmp_path / "turn.safetensors")
+    found = served({"n": 2, "accept": 1, "by": "ngram"}, engine, trace=str(path))
+    windows = [one for one in found.lookups if one.step]
+    assert len(windows) == 7 * 32
+    assert all(sorted(one.loads) == [1, 1, 2, 2] for one in windows), "three tokens, four experts; apart they have six"
 
 
 def test_as_many_are_accepted_as_stated():
