@@ -38,7 +38,7 @@ RESULTS: Final[Mapping[str, str]] = {
     "results/capacity": (
         'moesim capacity --model "{base: qwen3-30b-a3b, expert_bits: 4}" --hardware rtx3090-epyc7532 '
         "--policies lru,fiddler,llama-cpp-cache --trace mini-qwen3 --cache 0.25 --prompt 64 --answer 32 --ttft 2 --tpot 0.25 "
-        "--users --requests 40 --seeds 3 --out results/capacity"
+        '--users --scheduler "{name: llama-server, parallel: 16}" --requests 40 --seeds 3 --out results/capacity'
     ),
     "results/lookahead": (
         "moesim trace lookahead mini-mixtral mini-deepseek-v2-lite mini-qwen3 --max-tokens 256 --out results/lookahead"

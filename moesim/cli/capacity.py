@@ -10,9 +10,12 @@ import typer
 from moesim.cli.options import Jobs, Printed, Set, name_or_mapping, policy_list
 from moesim.cli.outputs import print_answer
 from moesim.core.files import check_own_folder
-from moesim.core.limits import REPEATS, TOKENS
+from moesim.core.limits import REPEATS, RUN_NS, TOKENS
 from moesim.core.table import Format
+from moesim.core.units import NS_PER_S
 from moesim.core.yaml_reader import read_yaml_value
+
+SECONDS = RUN_NS / NS_PER_S
 
 
 def capacity(
@@ -22,14 +25,19 @@ def capacity(
     scheduler: Annotated[str, typer.Option(help="Name, or {name: vllm, max_num_seqs: 8}.")] = "llama-server",
     prompt: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens of each prompt.")] = 512,
     answer: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens of each answer.")] = 128,
-    ttft: Annotated[float, typer.Option(metavar="S", help="Most seconds to the first token.")] = 10.0,
-    tpot: Annotated[float, typer.Option(metavar="S", help="Most seconds per token after it, on average over an answer.")] = 0.5,
+    ttft: Annotated[float, typer.Option(min=0, max=SECONDS, metavar="S", help="Most seconds to the first token.")] = 10.0,
+    tpot: Annotated[
+        float, typer.Option(min=0, max=SECONDS, metavar="S", help="Most seconds per token after it, on average.")
+    ] = 0.5,
     e2e: Annotated[
-        float | None, typer.Option(metavar="S", help="Most seconds of the whole request.", show_default="none")
+        float | None,
+        typer.Option(min=0, max=SECONDS, metavar="S", help="Most seconds of the whole request.", show_default="none"),
     ] = None,
     users: Annotated[bool, typer.Option("--users/--rate", help="Search for users, or for requests a second.")] = False,
-    think: Annotated[float, typer.Option(metavar="S", help="Seconds that a user thinks before asking again.")] = 0.0,
-    share: Annotated[float, typer.Option(help="Share of all requests that must keep within all limits.")] = 0.9,
+    think: Annotated[
+        float, typer.Option(min=0, max=SECONDS, metavar="S", help="Seconds that a user thinks before asking again.")
+    ] = 0.0,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Share of all requests that must keep within all limits.")] = 0.9,
     seeds: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Runs of each load, for the 95 % interval.")] = 5,
     requests: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Requests of a run.")] = 100,
     cache: Annotated[

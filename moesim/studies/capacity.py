@@ -10,6 +10,7 @@ requests 8 % more for random service times (M/M/1), 11 % for equal ones (M/D/1).
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -261,6 +262,7 @@ def _question(row: Mapping[str, Any], asked: Asked) -> str:
     )
 
 
+_OF_A_RUN: Final = re.compile(rf"{GREW}|\d+ requests of ")  # notes that change with the load
 _HEAD: Final = ("policy", "95 % interval", "TTFT p50", "p99", "TPOT p50", "tok/s", "req/s", "missed beyond", "label")
 
 
@@ -278,7 +280,7 @@ def table(found: Sequence[Capacity], asked: Asked, form: Format) -> str:
         *questions,
         f"{asked.seeds} seeds of {asked.requests} requests from an empty server; interval of the mean over seeds: {method}",
         "times and tokens: at that load; where it is none, of one user alone",
-        f"notes: {', '.join(dict.fromkeys(note for row in done for note in split_notes(row)[0] if not note.startswith(GREW)))}",
+        f"notes: {', '.join(dict.fromkeys(note for row in done for note in split_notes(row)[0] if not _OF_A_RUN.match(note)))}",
         *cost_notes(done),
         *(f"failed: {one.policy}: {one.error}" for one in found if one.error),
     ]

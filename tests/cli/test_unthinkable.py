@@ -125,7 +125,10 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 PROFILE_PLACES = list(numbers_in(machine()))
 MODEL_PLACES = list(numbers_in(MODEL))
-EXPERIMENT_PLACES = [*numbers_in(EXPERIMENT), ("cache", "budget")]
+SERVED = {
+    "rate": 2.0, "burstiness": 1.0, "closed": 2, "think_s": 0.1, "n_requests": 3, "answer_tokens": 3, "until_s": 60.0,
+}  # fmt: skip
+EXPERIMENT_PLACES = [*numbers_in(EXPERIMENT), ("cache", "budget"), *(("workload", name) for name in SERVED)]
 
 
 def number_keys(kind: Any, key: str = "") -> Iterator[str]:

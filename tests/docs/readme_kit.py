@@ -32,6 +32,7 @@ SHORTER = {  # what would take long; the command that is shown is the one that h
     "run": ["--quick", "--set", "plots=[]"],  # test_experiments_files.py draws the figures of every experiment
     "compare": ["--prompt", "64", "--decode", "2"],
     "bench": ["--repeats", "1", "--tokens", "2"],
+    "capacity": ["--policies", "lru", "--requests", "3", "--seeds", "2", "--answer", "2"],
     "papers": ["--quick"],
     "league": ["--quick", "--set", "policies=[llama-cpp-fit, lru]"],
     "recommend": ["--prompt", "8", "--decode", "2"],

@@ -45,7 +45,8 @@ def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     rows = json.loads(capsys.readouterr().out)
     assert all(row["error"] is None for row in rows)
     assert (tmp_path / "out" / "timeline.json").is_file() == (config.timeline is not None)
-    for name in config.plots:
+    for asked in config.plots:
+        name = asked if isinstance(asked, str) else asked["kind"]
         assert list((tmp_path / "out" / "plots").glob(f"{name}*.png")), name
 
 

@@ -20,6 +20,7 @@ from moesim.metrics.outcome import Outcome
 from moesim.policy import Action, Fetch, LayerBegin, LayerEnd, Placement, Policy, Routed, Run, StepBegin, StepEnd, Victim, View
 from moesim.studies.bench import Clocked
 from moesim.studies.validation.facts import Facts, apart, facts_of
+from moesim.trace.workload.spec import SERVED
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
@@ -341,7 +342,10 @@ def _about(experiment: Experiment) -> dict[str, Any]:
     return {"date": date, "moesim": told["moesim"], "machine": machines, "inputs": told["inputs"], "versions": told["versions"]}
 
 
-_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "engine_profile", "repeat", "warm_up")  # nothing that depends on a machine
+# Nothing that depends on a machine, or that no replay has.
+_NOT_MEASURED = (
+    "run", "decision_ns", "extrapolate", "engine_profile", "repeat", "warm_up", "arrivals", "closed", *SERVED
+)  # fmt: skip
 
 
 def _check_same(experiment: Experiment, kept: Measurements) -> None:

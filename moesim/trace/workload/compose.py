@@ -17,7 +17,7 @@ import struct
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
@@ -759,7 +759,7 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
         If too few requests qualify; the message has how many do, and what the trace holds.
     """
     admitted, labels = select(trace, spec, require_signals)
-    asked = {**asdict(spec), "require_signals": sorted(require_signals), "trace": trace.digest}
+    asked = {**spec.of_batches(), "require_signals": sorted(require_signals), "trace": trace.digest}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     return Workload(spec, Steps(admitted, spec, trace), tuple(admitted), labels, digest)
 

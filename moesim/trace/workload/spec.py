@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple
 
 from moesim.errors import WorkloadError, unknown_name
@@ -166,6 +166,8 @@ class WorkloadSpec:
             if value is not None and not (isinstance(value, int | float) and least <= value < float("inf")):
                 raise WorkloadError(f"workload.{name}: expected a positive number, got {value!r}")
         _ = self.limit_seconds  # checks them
+        if (self.n_requests or 0) > MOST_SERVED:
+            raise WorkloadError(f"workload.n_requests: expected at most {MOST_SERVED:,}, got {self.n_requests}; ask for fewer")
         if self.arrivals is not None and self.closed is not None:
             raise WorkloadError("workload: expected arrivals or closed, got both; leave one out")
         if self.arrivals == POISSON and self.rate is None:
@@ -205,6 +207,10 @@ class WorkloadSpec:
             return None
         return "lengths", str(self.lengths), self.n_requests
 
+    def of_batches(self) -> dict[str, Any]:
+        """Return the parameters of batches, as they are hashed since before there were others."""
+        return {name: value for name, value in asdict(self).items() if name not in (*SERVED, "arrivals", "closed")}
+
     @property
     def scheduler_options(self) -> dict[str, Any]:
         """Name and options of the scheduler."""
@@ -236,6 +242,8 @@ SERVED: Final = (
 POISSON: Final = "poisson"
 """Of `WorkloadSpec.arrivals`; anything else is a file."""
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
+MOST_SERVED: Final = 10_000_000
+"""Requests of a served workload, which takes about 200 bytes of memory for each."""
 REQUESTS = 64
 """Requests of a served workload that does not say how many."""
 _ROUTED = 32  # requests whose routing is made up for a served workload; others read them from other places
