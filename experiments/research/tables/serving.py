@@ -1,9 +1,10 @@
 """Predict measured concurrency and drafts: step times by streams, experts that a window shares, and whether drafts pay.
 
-python -m experiments.research.tables.serving            # streams, measured and predicted: a minute
-python -m experiments.research.tables.serving --unions   # experts of windows and of batches: some seconds
-python -m experiments.research.tables.serving --drafts   # speed with drafts over speed without: some minutes
-python -m experiments.research.tables.serving --page     # write the tables of docs/background/serving.md
+Each part is a table; ``--page`` writes it into docs/background/serving.md.
+
+    python -m experiments.research.tables.serving streams   # step times, measured and predicted: a minute
+    python -m experiments.research.tables.serving unions    # experts of windows and of batches: some seconds
+    python -m experiments.research.tables.serving drafts    # speed with drafts over speed without: some minutes
 """
 
 from __future__ import annotations
@@ -128,6 +129,28 @@ def streams_summary(found: Sequence[Step]) -> list[str]:
     said = f"more streams raise the total or not: right in {len(pairs) - len(wrong)} of {len(pairs)} pairs"
     lines = [_error("4 and 8 streams where one and two are fitted", own), _error("more streams where one is fitted", other)]
     return [*filter(None, lines), said + (f"; wrong: {', '.join(wrong)}" if wrong else "")]
+
+
+FIRST: Final = (149.1, 379.2)
+"""Mean ms to the first token of prompts of 512 tokens, one and four at once, on an M5 Max with mlxcel (lablup/mlxcel#1616)."""
+
+
+def first_tokens() -> str:
+    """Compare the time to the first token of the one machine of the table for which it is printed."""
+    frame = moesim.run({
+        "name": "first", "model": {"base": "qwen3-30b-a3b", "expert_bits": 4.5, "other_bits": 4.5}, "hardware": "M5 Max + 128GB",
+        "trace": {"synthesize": "qwen3-30b-a3b", "requests": 8, "prompt": 512, "decode": 16}, "plots": [], "timeline": None,
+        "workload": {
+            "closed": [1, 4], "n_requests": 8, "prompt_tokens": 512, "answer_tokens": 128,
+            "scheduler": [{"name": "vllm", "max_num_batched_tokens": 512}, {"name": "llama-server"}],
+        },
+        "cache": {"ratio": 1.0}, "policies": ["all-gpu"],
+    }).table  # fmt: skip
+    one, _, turns, together = (frame["ttft_mean_ns"] / 1e6).tolist()
+    return (
+        f"first token of 512-token prompts on the M5 Max, one and four at once: measured {FIRST[0]:.0f} and {FIRST[1]:.0f} ms, "
+        f"predicted {one:.0f} and {turns:.0f} ms with prompts one after another, {together:.0f} ms with all in one step"
+    )
 
 
 def _error(what: str, errors: Sequence[float]) -> str:
@@ -284,14 +307,16 @@ def drafts_table(found: Sequence[Gain], form: Format) -> str:
 def drafts_summary(found: Sequence[Gain]) -> list[str]:
     """Say how often the sign is right."""
     slow = [one for one in found if (one.low > 1 if one.measured > 1 else one.low < 1)]
+    factor = exp(median(log(one.predicted / one.measured) for one in found))
     return [
         f"gain or loss right in {sum(one.right for one in found)} of {len(found)} rows; "
-        f"in {len(slow)} at the slowest drafts and routing of the range"
+        f"in {len(slow)} at the slower end of their ranges",
+        f"predicted over measured: median {factor:.2f}",
     ]
 
 
 _PARTS: Final[Mapping[str, Callable[[Format], str]]] = {
-    "streams": lambda form: _with(streams_summary, streams_table, streams(), form),
+    "streams": lambda form: _with(lambda found: [*streams_summary(found), first_tokens()], streams_table, streams(), form),
     "unions": unions_table,
     "drafts": lambda form: _with(drafts_summary, drafts_table, drafts(), form),
 }
@@ -303,26 +328,22 @@ def _with(summary: Callable[[Any], list[str]], table: Callable[[Any, Format], st
     return "".join(lines) + "\n" + table(found, form)
 
 
-def _printed(given: Namespace) -> None:
+def _work(given: Namespace) -> None:
+    part = _PARTS[given.part]
     if not given.page:
-        sys.stdout.write(_PARTS["unions" if given.unions else "drafts" if given.drafts else "streams"](given.form))
+        sys.stdout.write(part(given.form))
         return
-    text = PAGE.read_text(encoding="utf-8")
-    for name, part in _PARTS.items():
-        before, begin, rest = text.partition(f"<!-- {name} -->\n")
-        text = before + begin + "\n" + part(Format.MD) + "\n" + rest[rest.index("<!-- end -->") :]
-    PAGE.write_text(text, encoding="utf-8")
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {given.part} -->\n")
+    PAGE.write_text(f"{before}{begin}\n{part(Format.MD)}\n{rest[rest.index('<!-- end -->') :]}", encoding="utf-8")
     say(f"wrote {PAGE}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table, or write the page."""
+    """Print a table, or write it into the page."""
     options = command.parser("experiments.research.tables.serving", __doc__)
-    which = options.add_mutually_exclusive_group()
-    which.add_argument("--unions", action="store_true", help="experts of windows and of batches")
-    which.add_argument("--drafts", action="store_true", help="speed with drafts over speed without")
-    which.add_argument("--page", action="store_true", help="write the tables of docs/background/serving.md")
-    return command.run(_printed, options, arguments)
+    options.add_argument("part", choices=list(_PARTS), help="which table")
+    options.add_argument("--page", action="store_true", help="write it into docs/background/serving.md")
+    return command.run(_work, options, arguments)
 
 
 if __name__ == "__main__":
