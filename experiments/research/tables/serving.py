@@ -268,7 +268,7 @@ def _gains(group: Sequence[tuple[int, dict[str, str]]], tokens: int) -> Iterable
     asked: list[Any] = [None]
     own: list[tuple[int, dict[str, str], list[int]]] = []
     for line, row in group:
-        times = [float(row[key]) for key in ("draft_ms", "draft_ms_most") if row[key]]
+        times: list[float | None] = [float(row[key]) for key in ("draft_ms", "draft_ms_most") if row[key]]
         own.append((line, row, list(range(len(asked), len(asked) + max(1, len(times))))))
         asked += [_asked(row, ms) for ms in times or [None]]
     frame = moesim.run({
