@@ -62,9 +62,11 @@ def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
     errors = sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     first = errors[0]
     steps = [step for step in first["loc"] if step not in _TAGS]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    path = key_path(steps)
-    message = " ".join(_message(first, steps, root).split())
+    either = bool(steps) and steps[-1] == "str"  # a text or a mapping: pydantic has an error for each
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 + either else ""
+    path = key_path(steps[:-1] if either else steps)
+    words = f"expected a text or a mapping, got {first.get('input')!r}; correct it" if either else _message(first, steps, root)
+    message = " ".join(words.split())
     return f"{path}: {message}{more}" if path else message + more
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moesim.core.units import NS_PER_S
-from moesim.errors import WorkloadError
+from moesim.errors import ConfigError, WorkloadError
 from moesim.serving import schedulers as _  # noqa: F401, they register themselves
 from moesim.serving.arrivals import Asked, Closed, Open, asked_of
 from moesim.serving.drafts import read_drafts
@@ -19,6 +20,7 @@ from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
 from moesim.serving.steps import ServedWorkload
 from moesim.trace.workload import Workload, compose
 from moesim.trace.workload.compose import REUSE_SHIFTED
+from moesim.trace.workload.spec import POISSON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +52,8 @@ def file_of(spec: WorkloadSpec) -> RequestFile | None:
     try:
         return read_requests(name, most)
     except WorkloadError as error:
-        raise WorkloadError(f"workload.{key}: {error}") from None
+        random = f", or set it to {POISSON}" if key == "arrivals" and not Path(name).suffix else ""
+        raise WorkloadError(f"workload.{key}: {error}{random}") from None
 
 
 def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], file: RequestFile | None) -> ServedWorkload:
@@ -63,7 +66,10 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
         )
     order = np.array(usable)[np.random.default_rng(spec.seed).permutation(len(usable))]
     asked = asked_of(spec, file)
-    scheduler = make_scheduler(spec.scheduler_options)
+    try:
+        scheduler = make_scheduler(spec.scheduler_options)
+    except ConfigError as error:  # whoever asks says of which file
+        raise WorkloadError(str(error)) from None
     scheduler.longest, scheduler.at_once = int((asked.prompt + asked.answer).max()), min(spec.closed or len(asked), len(asked))
     end_ns = None if spec.until_s is None else round(spec.until_s * NS_PER_S)
 
@@ -80,6 +86,8 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
     labels += _refused(asked, scheduler)
     drafts = None if spec.drafts is None else read_drafts(json.loads(str(spec.drafts)))
     scheduler.window = 1 if drafts is None else 1 + drafts.n
+    if drafts is not None and not scheduler.drafts:
+        labels.append(f"{scheduler.name} has no drafts in its released form")
     return ServedWorkload(
         spec, tuple(labels), trace=trace, scheduler=scheduler, make_source=source, asked=asked, end_ns=end_ns, drafts=drafts,
         order=tuple(order.tolist()),
@@ -96,7 +104,7 @@ def _refused(asked: Asked, scheduler: Scheduler) -> Sequence[str]:
     if len(long) == len(asked):
         raise WorkloadError(
             f"workload.scheduler: expected room for a request, got {room} tokens of KV cache for one in {scheduler.name}; all "
-            f"{len(long)} are longer, the first {first}; give it more"
+            f"{len(long)} are longer, the first {first}; give it more, or larger steps where it cuts no prompts"
         )
     refused = f"{len(long)} of {len(asked)} requests refused"
     return [f"{refused} (longer than the {room} tokens of KV cache for one): first {first}"]

@@ -150,8 +150,8 @@ def _times(spec: WorkloadSpec, n: int, file: RequestFile | None) -> NDArray[np.i
     assert file is not None
     if file.ns is None:
         raise WorkloadError(
-            f"workload.arrivals: expected times of arrival in {file.name}, got lengths alone; "
-            f"set arrivals: {POISSON}, rate and lengths: {file.name}"
+            f"workload.arrivals: expected times of arrival in {file.name}, got lengths alone; name their column time_s, "
+            f"or set arrivals: {POISSON}, rate and lengths: {file.name}"
         )
     return file.ns[:n] if spec.rate is None else scaled(file.ns[:n], spec.rate)
 

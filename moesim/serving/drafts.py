@@ -68,17 +68,21 @@ def read_drafts(written: Mapping[str, Any], place: str = "workload.drafts") -> D
     if (draft_ms is None) == (by == "model"):
         got = "none" if draft_ms is None else repr(draft_ms)
         raise WorkloadError(f"{place}.draft_ms: expected milliseconds of a draft with by: model and with no other, got {got}")
-    if draft_ms is not None and not (isinstance(draft_ms, int | float) and 0 <= draft_ms < 1e6):
+    if draft_ms is not None and not (_is_number(draft_ms) and 0 <= draft_ms < 1e6):
         raise WorkloadError(f"{place}.draft_ms: expected milliseconds, got {draft_ms!r}")
     return Drafts(n, _shares(written.get("accept"), n, place), by, draft_ms)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _shares(written: Any, n: int, place: str) -> tuple[float, ...]:
     """Return the share of windows that accept up to each position: powers of one number, or as listed."""
-    if isinstance(written, int | float) and not isinstance(written, bool) and 0 <= written <= 1:
+    if _is_number(written) and 0 <= written <= 1:
         return tuple(written ** (i + 1) for i in range(n))
     listed = written if isinstance(written, Sequence) and not isinstance(written, str) else ()
-    right = all(isinstance(one, int | float) and 0 <= one <= 1 for one in listed) and sorted(listed, reverse=True) == list(listed)
+    right = all(_is_number(one) and 0 <= one <= 1 for one in listed) and sorted(listed, reverse=True) == list(listed)
     if len(listed) < n or not right:
         raise WorkloadError(
             f"{place}.accept: expected a share for each draft given that all before it are accepted, or {n} falling shares of "

@@ -61,6 +61,8 @@ class Scheduler:
     ----------
     name : str
         The name by which a workload asks for it.
+    drafts : bool
+        Whether the released server has drafts; a workload's are run all the same, with a note.
     kv_tokens : int or None
         Tokens of KV cache that the server reserves as it starts, for all requests; None: as many as its most requests need
         when each is the longest of the workload.
@@ -75,6 +77,7 @@ class Scheduler:
     """
 
     name: ClassVar[str]
+    drafts: ClassVar[bool] = True
     kv_tokens: int | None = asked(None, "tokens of KV cache, for all requests")
     longest: int = field(default=0, init=False)
     at_once: int = field(default=1_000_000, init=False)
@@ -211,7 +214,9 @@ def make_scheduler(written: Mapping[str, Any], place: str = "workload.scheduler"
     """Make a scheduler from its name and options; ConfigError names what is wrong."""
     options = dict(written)
     name = options.pop("name", None)
-    if name not in SCHEDULERS:
+    if name is None:
+        raise ConfigError(f"{place}.name: expected one of {', '.join(sorted(SCHEDULERS))}, got none; add it")
+    if str(name) not in SCHEDULERS:
         raise ConfigError(f"{place}: {unknown_name('scheduler', str(name), SCHEDULERS)}")
     known = options_of(SCHEDULERS[name])
     for key, value in options.items():

@@ -36,6 +36,7 @@ class FreeToken(Pooled):
     """FreeToken: prompts before answers, room for whole answers."""
 
     name = "freetoken"
+    drafts = False
     max_prefill_length: int = asked(8192, "tokens of prompts in a pass")
     max_running_requests: int = asked(4, "requests at once")
     page_size: int = asked(1, "tokens of a page of KV cache")

@@ -35,6 +35,7 @@ class KTransformers(Pooled):
     """KTransformers' balance_serve: chunks and answers in one run."""
 
     name = "ktransformers"
+    drafts = False
     chunk_size: int = asked(256, "rows of a run")
     max_batch_size: int = asked(4, "requests at once")
     page_size: int = asked(256, "tokens of a page of KV cache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple
 
@@ -153,8 +154,11 @@ class WorkloadSpec:
 
     def _check_served(self) -> None:
         for name in ("scheduler", "drafts", "limits", "lengths"):
-            if isinstance(value := getattr(self, name), dict):
+            value = getattr(self, name)
+            if isinstance(value, dict):
                 object.__setattr__(self, name, json.dumps(value))
+            elif value is not None:
+                _check_text(name, value)
         given = [name for name in SERVED if getattr(self, name) is not None]
         if not self.served:
             if given:
@@ -225,7 +229,7 @@ class WorkloadSpec:
         for name, value in found.items():
             if name not in LIMITS:
                 raise WorkloadError(f"workload.limits: {unknown_name('limit', name, LIMITS)}")
-            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise WorkloadError(f"workload.limits.{name}: expected positive seconds, got {value!r}")
         return found
 
@@ -235,6 +239,16 @@ class WorkloadSpec:
         return size_of(vars(self))
 
 
+def _check_text(name: str, value: Any) -> None:
+    """Raise unless a text is one that this parameter may have: a name, a path, or a mapping that was written as JSON."""
+    words, example = _FORMS[name]
+    mapping = isinstance(value, str) and value.startswith("{")
+    with suppress(ValueError):
+        if isinstance(value, str) and (isinstance(json.loads(value), dict) if mapping else " or " in words):
+            return
+    raise WorkloadError(f"workload.{name}: expected {words}, got {value!r}; write it as {example}, without quotes")
+
+
 SERVED: Final = (
     "rate", "burstiness", "think_s", "n_requests", "answer_tokens", "lengths", "until_s", "scheduler", "drafts", "limits"
 )  # fmt: skip
@@ -242,6 +256,10 @@ SERVED: Final = (
 POISSON: Final = "poisson"
 """Of `WorkloadSpec.arrivals`; anything else is a file."""
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
+_FORMS: Final = {
+    "scheduler": ("a name or a mapping", "{name: vllm}"), "lengths": ("a path or a mapping", "{prompt: {p50: 800, p90: 2400}}"),
+    "drafts": ("a mapping", "{n: 2, accept: 0.8}"), "limits": ("a mapping", "{ttft_s: 2}"),
+}  # fmt: skip
 MOST_SERVED: Final = 10_000_000
 """Requests of a served workload, which takes about 200 bytes of memory for each."""
 REQUESTS = 64
