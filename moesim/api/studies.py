@@ -210,13 +210,15 @@ def capacity(
     limits = {f"{name}_s": float(value) for name, value in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)) if value is not None}
     if not 0 < share <= 1:
         raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}")
+    if think and not users:
+        raise ConfigError(f"capacity: think: expected it with users, got {think:g} s and a rate; ask for users, or leave it out")
     asked = study.Asked(users, share, seeds, requests)
     given: dict[str, Any] = {}
     raw = served_question(
         policies, model=model, hardware=hardware, trace=trace, cache=cache, overrides=overrides, given=given,
         workload={
             "closed": 1, "n_requests": requests, "prompt_tokens": prompt, "answer_tokens": answer, "scheduler": scheduler,
-            "limits": limits, **({"think_s": think} if users and think else {}),
+            "limits": limits, **({"think_s": think} if think else {}),
         },
     )  # fmt: skip
     experiment = Experiment(parse_config(raw, "capacity"), "capacity", known=given)

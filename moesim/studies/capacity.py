@@ -34,6 +34,7 @@ WITHIN: Final = 1.1
 """Rates are enclosed until the upper end is at most so many times the lower one; users until they are neighbours."""
 MOST: Final = 1024
 """Users, or rates times the time of a lone request, beyond which no upper end is looked for."""
+_AHEAD: Final = 1.25  # load over requests served, from which on a run is too short to say what a machine can keep up with
 _ROUNDS: Final = 7  # of runs that a search takes, about
 _ALONE: Final = 8  # requests of a user alone
 _EACH: Final = 6  # requests of each user at least, of which the first is not counted
@@ -276,15 +277,25 @@ def table(found: Sequence[Capacity], asked: Asked, form: Format) -> str:
     questions = dict.fromkeys(row["asked"] for row in rows if row["asked"])
     method = "Student's t" + ("" if asked.users else " of logarithms, and the last step of the search")
     done = [one.at[0].row for one in found if one.at]
+    shared = dict.fromkeys(note for row in done for note in split_notes(row)[0] if not _OF_A_RUN.match(note))
     notes = [
         *questions,
         f"{asked.seeds} seeds of {asked.requests} requests from an empty server; interval of the mean over seeds: {method}",
         "times and tokens: at that load; where it is none, of one user alone",
-        f"notes: {', '.join(dict.fromkeys(note for row in done for note in split_notes(row)[0] if not _OF_A_RUN.match(note)))}",
+        *([f"notes: {', '.join(shared)}"] if shared else []),
+        *_too_short(rows, asked),
         *cost_notes(done),
         *(f"failed: {one.policy}: {one.error}" for one in found if one.error),
     ]
     return render(names, cells, form, names[1:8]) + "\n" + ("\n\n" if form is Format.MD else "\n").join(notes) + "\n"
+
+
+def _too_short(rows: Sequence[Mapping[str, Any]], asked: Asked) -> list[str]:
+    """Name the policies whose runs ended before the queue was too long for the limits."""
+    names = [row["policy"] for row in rows if not asked.users and row["capacity"] > _AHEAD * (row["requests_per_s"] or math.inf)]
+    return [f"fewer requests were served than came: {', '.join(names)}; the load is too large, ask for more requests"] * bool(
+        names
+    )
 
 
 def _answer(row: Mapping[str, Any]) -> list[str]:

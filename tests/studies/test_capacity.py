@@ -137,11 +137,20 @@ def test_limits_that_nobody_keeps_and_a_policy_that_cannot_run(tmp_path: Path):
     assert "none" in found.text() and "failed: all-gpu" in found.text()
 
 
+def test_a_rate_that_a_short_run_cannot_tell(tmp_path: Path):
+    words = "fewer requests were served than came: lru"
+    assert words in small(tmp_path, ttft=100, tpot=100, policies=["lru"], seeds=1).text()
+    for text in (small(tmp_path, users=True, policies=["lru"]).text(), small(tmp_path, ttft=0.001, policies=["lru"]).text()):
+        assert words not in text
+
+
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match="share: expected above 0"):
         small(tmp_path, share=1.5)
     with pytest.raises(InputError, match=r"limits\.ttft_s: expected positive seconds"):
         small(tmp_path, ttft=-1)
+    with pytest.raises(ConfigError, match="think: expected it with users, got 3 s and a rate"):
+        small(tmp_path, think=3)
     assert (
         main(["capacity", "--model", "mixtral-8x7b", "--hardware", "rtx3090-epyc7532", "--policies", "lru", "--scheduler", "x"])
         == 2
