@@ -495,8 +495,8 @@ def same_results(done: Sequence[Row]) -> list[str]:
 
 def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     """Write the lines below a table."""
-    said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt"}
-    lengths = (
+    said = {"model": "model", "hardware": "on", "trace": "routing"}
+    lengths = {"prompt_tokens": "prompt"} | (
         {name: COLUMNS[name].word for name in ("arrivals", "closed", *ASKED_OF_SERVED)}
         if served(rows)
         else {"decode_tokens": "decode"}

@@ -91,4 +91,5 @@ def notes(served: Served, n_slots: int) -> list[str]:
     waiting, all_of_them = queue_at_end(served), len(served.requests)
     open_loop = any(one.user < 0 for one in served.requests)  # users wait for their answers
     grew = open_loop and waiting > max(2 * n_slots, all_of_them / 5)
-    return [f"{GREW}{waiting} of {all_of_them} requests: they come faster than they are served"] if grew else []
+    found = [f"{GREW}{waiting} of {all_of_them} requests: they come faster than they are served"] if grew else []
+    return found + ([f"{served.unfinished} of {all_of_them} requests had not ended"] if served.unfinished else [])

@@ -60,7 +60,7 @@ _PROMPTS: Final = (
 )  # fmt: skip
 _ANSWERS: Final = (
     "answer", "answer_tokens", "output", "output_tokens", "output_length", "output_len", "generatedtokens", "response_tokens",
-    "num_decode_tokens", "output_toks",
+    "num_decode_tokens", "output_toks", "completion_tokens",
 )  # fmt: skip
 _BURSTGPT: Final = {"request_tokens", "response_tokens", "log_type"}
 _DATE: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
@@ -172,7 +172,7 @@ def _json(text: str | bytes) -> Any:
 def _table(name: str, reader: Any) -> tuple[_Form, Iterator[_Read]]:
     """Read a CSV table with a line of headings."""
     written = next(reader)
-    columns = [re.sub(r"[\s-]+", "_", one.strip().lower()) for one in written]
+    columns = [re.sub(r"[\s()-]+", "_", one.strip().lower()).strip("_") for one in written]
     times, prompts, answers = ([i for i, one in enumerate(columns) if one in known] for known in (_TIMES, _PROMPTS, _ANSWERS))
     if len(times) > 1 or len(prompts) != 1 or len(answers) != 1:
         raise _wrong(

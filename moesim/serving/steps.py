@@ -301,8 +301,8 @@ class ServedSteps(Steps):
     def __getitem__(self, index: slice) -> list[Step]: ...
     def __getitem__(self, index: int | slice) -> Step | list[Step]:
         raise WorkloadError(
-            "workload: expected steps that are known beforehand, got requests that arrive; use batches, or a policy or a study "
-            "that asks for no step before its time"
+            "workload: expected batches, whose steps are known beforehand, got requests that arrive; this policy or study needs "
+            "the former: set batch_size and decode_tokens instead of arrivals or closed, or choose another"
         )
 
     def __iter__(self) -> Iterator[Step]:

@@ -117,6 +117,22 @@ def test_users_never_make_a_queue_that_grows(tmp_path: Path):
     assert found.requests()["user"].tolist() == list(range(12))
 
 
+def test_requests_that_had_not_ended_are_noted(tmp_path: Path):
+    workload = {**SERVED, "rate": 50.0, "until_s": 0.3}
+    found = moesim.run(small(tmp_path, workload=workload, policies=["lru"], plots=[]), jobs=1, progress=False)
+    row = found.rows[0]
+    assert 0 < row["n_requests_unfinished"] <= row["n_requests_arrived"]
+    assert f"{row['n_requests_unfinished']} of {row['n_requests_arrived']} requests had not ended" in str(row["notes"])
+
+
+def test_lengths_from_a_file_are_no_empty_word(tmp_path: Path):
+    (tmp_path / "requests.csv").write_text("Time (s),prompt_tokens,completion_tokens\n0,4,2\n1,5,3\n")
+    workload = {"arrivals": str(tmp_path / "requests.csv"), "drafts": {"n": 1, "accept": 0.5}, "scheduler": "freetoken"}
+    found = moesim.run(small(tmp_path, workload=workload, policies=["lru"], plots=[]), jobs=1, progress=False)
+    assert found.requests()[["prompt", "answer"]].to_numpy().tolist() == [[4, 2], [5, 3]]
+    assert "prompt None" not in str(found) and "freetoken has no drafts in its released form" in str(found)
+
+
 def test_figures_of_served_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plots = ["latency_by_load", "goodput", {"kind": "request_gantt", "where": {"rate": 50.0}, "first": 3}, "slots_over_time"]
     file = write_yaml(tmp_path, workload=SERVED, plots=plots)
