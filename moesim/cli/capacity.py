@@ -57,7 +57,7 @@ def capacity(
     Load is requests a second that arrive at random, or users, each of whom asks again once the answer is there. Next to it stands
     how long requests wait at that load.
 
-    Example: moesim capacity --model qwen3-30b-a3b --hardware rtx3090-epyc7532 --policies lru,fiddler --users --prompt 64
+    Example: moesim capacity --model qwen3-30b-a3b --hardware rtx3090-epyc7532 --policies lru --users --answer 8 --seeds 2
     """
     if out is not None:
         check_own_folder(out, "capacity")
