@@ -51,6 +51,8 @@ COST_DRAWS: Final = 4  # joint draws of all numbers with intervals
 NEAR: Final = 1.5  # systems at most so many times slower than the fastest of the screen meet in full
 MOST: Final = {True: 3, False: 2}  # of engines, and of rules, so many at most
 LEVEL: Final = 0.95  # of the interval of a margin
+NOBODY: Final = "no system had room"
+"""Why a setting in which systems were to meet has no best."""
 REQUESTS, COSTS, ROUTING, ALONE = "requests", "costs", "routing", "no second system"
 """What makes it uncertain who wins."""
 
@@ -357,9 +359,10 @@ def record(cell: Cell) -> dict[str, Any]:
         values += [margin.value, margin.value / margin.factor, margin.value * margin.factor] if margin else [None] * 3
         names = "best", "speed", "second", "certain", "undone_by", "margin", "margin_low", "margin_high"
         found |= {f"{kind}{name}": value for name, value in zip(names, values, strict=True)}
+    left_out = setting.left_out or ("" if cell.released or cell.rules else NOBODY)
     found["rule_over_best"] = found["rule_speed"] / found["speed"] if found["speed"] and found["rule_speed"] else None
     return found | {
-        "draws": len(setting.draws), "cost_draws": COST_DRAWS, "routings": 1 + len(setting.ends), "left_out": setting.left_out,
+        "draws": len(setting.draws), "cost_draws": COST_DRAWS, "routings": 1 + len(setting.ends), "left_out": left_out,
         "waited_for": waited(row, cell.phase) if row else "", "cached_share": row.get("cache_share"),
         "source_label": row.get("source_label"), "labels": ", ".join(split_notes(row)[0]) if row else "",
     }  # fmt: skip
