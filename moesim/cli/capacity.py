@@ -38,8 +38,8 @@ def capacity(
         float, typer.Option(min=0, max=SECONDS, metavar="S", help="Seconds that a user thinks before asking again.")
     ] = 0.0,
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of all requests that must keep within all limits.")] = 0.9,
-    seeds: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Runs of each load, for the 95 % interval.")] = 5,
-    requests: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Requests of a run.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Runs of each load, for the 90 % interval.")] = 5,
+    requests: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Requests of a run, at least.")] = 100,
     cache: Annotated[
         str | None,
         typer.Option(help="Share of all experts that a GPU caches, or a size of its memory.", show_default="all of it"),

@@ -325,7 +325,7 @@ def _run(
     if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
         notes.append("scores of the chosen experts only")
     if done.served is not None and isinstance(workload, ServedWorkload):
-        notes += serving.notes(done.served, workload.scheduler.most_requests)
+        notes += serving.notes(done.served)
     notes += [*idle_gpus(metrics, machine), *_paging(spec, workload, done.placement)]
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []

@@ -86,10 +86,20 @@ def queue_at_end(served: Served) -> int:
     return sum(not one.refused and (one.start < 0 or one.start > last) for one in served.requests)
 
 
-def notes(served: Served, n_slots: int) -> list[str]:
-    """Note a queue that grew: a fifth of all requests, and two for each slot, waited when the last one arrived."""
-    waiting, all_of_them = queue_at_end(served), len(served.requests)
-    open_loop = any(one.user < 0 for one in served.requests)  # users wait for their answers
-    grew = open_loop and waiting > max(2 * n_slots, all_of_them / 5)
-    found = [f"{GREW}{waiting} of {all_of_them} requests: they come faster than they are served"] if grew else []
-    return found + ([f"{served.unfinished} of {all_of_them} requests had not ended"] if served.unfinished else [])
+def grew_to(served: Served) -> int:
+    """Return the requests inside at the last arrival if these are a fifth of all, and their number grew by half; else 0."""
+    # grew by half: from the second to the last quarter of arrivals, on average
+    came = np.array(sorted(one.arrival for one in served.requests if not one.refused), np.int64)
+    ends = np.array(sorted(one.end for one in served.requests if one.end >= 0 and not one.refused), np.int64)
+    inside, quarter = np.arange(1, len(came) + 1) - np.searchsorted(ends, came, "right"), len(came) // 4
+    if not quarter or inside[-1] <= len(came) / 5:
+        return 0
+    return int(inside[-1]) if inside[-quarter:].mean() > 1.5 * inside[quarter : 2 * quarter].mean() else 0
+
+
+def notes(served: Served) -> list[str]:
+    """Note a queue that grew, and requests that had not ended."""
+    n, open_loop = len(served.requests), any(one.user < 0 for one in served.requests)  # users wait for their answers
+    inside = grew_to(served) if open_loop else 0
+    found = [f"{GREW}{inside} of {n} requests: they come faster than they are served"] if inside else []
+    return found + ([f"{served.unfinished} of {n} requests had not ended"] if served.unfinished else [])

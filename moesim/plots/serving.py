@@ -249,7 +249,7 @@ def capacity(frame: pd.DataFrame) -> Drawing:
     ]
     add_corner(figure, " · ".join(told))
     what = (
-        f"The largest load ({unit}) at which at least {share} of requests keep within all limits, with 95 % intervals over seeds"
+        f"The largest load ({unit}) at which at least {share} of requests keep within all limits, with 90 % intervals over seeds"
     )
     return Drawing(
         frame, figure, f"{what}; right: the median time to the first token at that load. {' '.join(map(sentence, told))}"

@@ -14,7 +14,7 @@ from moesim.cli.main import main
 from moesim.errors import ConfigError, InputError
 from moesim.serving.requests import RequestRecord
 from moesim.serving.steps import Served
-from moesim.studies.capacity import WITHIN, Search, enclose, estimate, judge
+from moesim.studies.capacity import WITHIN, Search, enclose, ended_per_s, estimate, judge
 from tests.experiment.experiment_kit import write_trace
 
 
@@ -137,11 +137,20 @@ def test_limits_that_nobody_keeps_and_a_policy_that_cannot_run(tmp_path: Path):
     assert "none" in found.text() and "failed: all-gpu" in found.text()
 
 
-def test_a_rate_that_a_short_run_cannot_tell(tmp_path: Path):
-    words = "fewer requests were served than came: lru"
-    assert words in small(tmp_path, ttft=100, tpot=100, policies=["lru"], seeds=1).text()
-    for text in (small(tmp_path, users=True, policies=["lru"]).text(), small(tmp_path, ttft=0.001, policies=["lru"]).text()):
-        assert words not in text
+def test_a_run_at_a_rate_is_as_long_as_its_limits_need(tmp_path: Path):
+    found = small(tmp_path, policies=["lru"], ttft=100, tpot=100)
+    (lru,) = found.found
+    for trial in lru.at:
+        assert trial.row["n_requests"] == max(12, math.ceil(10 * 100 * trial.row["rate"]))
+        assert lru.found.value < 1.3 * trial.row["requests_per_s"]
+    assert lru.found.low <= np.mean([trial.ended_per_s for trial in lru.at])
+
+
+def test_requests_that_ended_while_others_came():
+    s = 10**9
+    requests = [RequestRecord(i, 0, i * s, i * s, i * s, end * s, 1, 2, 2, 0, 0, 0) for i, end in enumerate([1, 3, 4, 9, 9])]
+    assert ended_per_s(Served(requests, None, 0, 0, 0, 0, 9 * s)) == 3 / 4  # type: ignore[arg-type]
+    assert ended_per_s(Served(requests[:1], None, 0, 0, 0, 0, 9 * s)) == 0.0  # type: ignore[arg-type]
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
