@@ -13,6 +13,7 @@ from moesim.core.units import NS_PER_S
 from moesim.errors import ConfigError, WorkloadError
 from moesim.serving import schedulers as _  # noqa: F401, they register themselves
 from moesim.serving.arrivals import Asked, Closed, Open, asked_of
+from moesim.serving.audit import check_promises
 from moesim.serving.drafts import read_drafts
 from moesim.serving.files import RequestFile, read_requests
 from moesim.serving.requests import Request, RequestRecord
@@ -71,6 +72,7 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
     except ConfigError as error:  # whoever asks says of which file
         raise WorkloadError(str(error)) from None
     scheduler.longest, scheduler.at_once = int((asked.prompt + asked.answer).max()), min(spec.closed or len(asked), len(asked))
+    check_promises(scheduler)
     end_ns = None if spec.until_s is None else round(spec.until_s * NS_PER_S)
 
     def source() -> Source:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
-from moesim.errors import WorkloadError
+from moesim.errors import MoesimError, SimulationError, WorkloadError, describe_exception
 from moesim.serving.audit import check_count, check_end, check_plan
 from moesim.serving.drafts import Drafting, Drafts
 from moesim.serving.requests import Request, RequestRecord, Routing
@@ -139,6 +139,14 @@ class Serving:
 
     def after(self, now_ns: int) -> ServedStep | int | None:
         """Return the step that begins now, or when to ask again; None: all is done."""
+        try:
+            return self._after(now_ns)
+        except MoesimError:
+            raise
+        except Exception as error:  # a scheduler may be anybody's code
+            raise SimulationError(f"scheduler {self._scheduler.name} raised {describe_exception(error)}") from None
+
+    def _after(self, now_ns: int) -> ServedStep | int | None:
         if self._present:
             for one in self._present:
                 one.request.computed += one.n
