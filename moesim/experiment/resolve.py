@@ -111,7 +111,7 @@ class Experiment:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
         self.small = SmallInputs(self._models, texts)
         for spec in () if imports else specs:
-            for name in foreign(own_scheduler(spec.workload.scheduler)):
+            for name in foreign(own_scheduler(spec.point.workload)):
                 self.not_imported[name] = would_import(name, f"{place}: workload.scheduler") if looked_for else None
         self._check_unique(specs)
         for spec in specs:
@@ -240,14 +240,14 @@ class Experiment:
                 files[spec.file.name] = {"sha256": spec.file.sha256, "requests": len(spec.file)}
             for name in spec.point.code:
                 if name not in policies | schedulers and (digest := sources_digest([name])) is not None:
-                    kind = schedulers if name in own_scheduler(spec.workload.scheduler) else policies
+                    kind = schedulers if name in own_scheduler(spec.point.workload) else policies
                     kind[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
         return found | {k: v for k, v in (("requests", files), ("policies", policies), ("schedulers", schedulers)) if v}
 
     def imported(self, spec: RunSpec) -> bool:
         """Whether all code of a run is imported, so that it can be tried."""
-        return not self.not_imported.keys() & {spec.policy_name, *own_scheduler(spec.workload.scheduler)}
+        return not self.not_imported.keys() & {spec.policy_name, *own_scheduler(spec.point.workload)}
 
     def transfer(self, spec: RunSpec) -> Copies:
         """Return how weights travel in a run: the experiment's way, or the policy's own."""
@@ -271,7 +271,7 @@ class Experiment:
     def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
         signals = self.signals(spec)
         if not self.imported(spec):
-            asked = replace(asked, scheduler=None)  # the usual one stands in
+            asked = asked.usual()  # stands in
         key = (written_key(spec.point.trace), asked, spec.file, signals)
         if key not in self._workloads:
             try:
@@ -308,8 +308,7 @@ def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> I
     """Explain why requests with some signals are too few, if others would do."""
 
     def look(wanted: Collection[str]) -> object:
-        routed = replace(workload, scheduler=None)  # whoever schedules
-        return composed(trace, routed, require_signals=wanted) if workload.served else select(trace, workload, wanted)
+        return composed(trace, workload.usual(), require_signals=wanted) if workload.served else select(trace, workload, wanted)
 
     try:
         look(signals)

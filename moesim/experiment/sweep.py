@@ -98,7 +98,7 @@ class Point:
     @property
     def code(self) -> tuple[str, ...]:
         """Names of its code: the policy, and ``package.module:Class`` of its parts and of a scheduler."""
-        return (*code_names(self.policy), *own_scheduler(self.workload.get("scheduler")))
+        return (*code_names(self.policy), *own_scheduler(self.workload))
 
     @property
     def reading(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
@@ -196,8 +196,8 @@ class RunSpec:
 
     @property
     def assumes(self) -> bool:
-        """Whether the experiment itself adds a time that nobody measured."""
-        return bool(self.point.decision_us)
+        """Whether the experiment itself adds a time that nobody measured, or tokens that nobody counted."""
+        return bool(self.point.decision_us) or (self.file is not None and bool(self.file.assumed))
 
     def transfer(self, policy: Any) -> Copies:
         return transfer_of(policy, self.model, self.hardware, self.point.curve, self.point.chunk_bytes)

@@ -407,7 +407,7 @@ def _check(work: Work) -> None:
             "NumPy, SciPy and SimPy for all workers, start them again, and run the same command again to go on"
         )
     point = work.spec.point
-    names = " or scheduler ".join([f"policy {point.policy['name']}", *own_scheduler(point.workload.get("scheduler"))])
+    names = " or scheduler ".join([f"policy {point.policy['name']}", *own_scheduler(point.workload)])
     try:
         source = _source(point.code)
         work.trace(work.spec)

@@ -197,17 +197,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {}
 
 
 def scheduler(found: type[Scheduler]) -> type[Scheduler]:
-    """Register a scheduler under its name.
-
-    Parameters
-    ----------
-    found : type of Scheduler
-
-    Returns
-    -------
-    type of Scheduler
-        The same class.
-    """
+    """Register a scheduler of moesim's under its name."""
     SCHEDULERS[found.name] = found
     return found
 

@@ -247,8 +247,8 @@ class Serving:
 
     def _request(self, arrival: Arrival) -> Request:
         number, self._arrived = self._arrived, self._arrived + 1
-        ns, prompt, answer, user, blocks, size = arrival
-        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size)
+        ns, prompt, answer, user, blocks, size, follows = arrival
+        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size, follows)
 
     def _count(self, now_ns: int) -> None:
         """Add up who was there since the last change."""
@@ -367,6 +367,10 @@ class ServedWorkload(Workload):
     def peak_requests(self) -> int:
         """Requests that have a cache at once."""
         return self.scheduler.most_requests
+
+    @property
+    def takes_memory(self) -> str:
+        return "kv_tokens of the scheduler or its requests at once"
 
     @property
     def peak_kv_tokens(self) -> int:

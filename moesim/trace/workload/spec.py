@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from moesim.errors import WorkloadError, unknown_name
@@ -220,6 +220,10 @@ class WorkloadSpec:
         """Name and options of the scheduler."""
         return _scheduler(self.scheduler)
 
+    def usual(self) -> WorkloadSpec:
+        """Return the same with the usual scheduler."""
+        return replace(self, scheduler=None)
+
     @property
     def limit_seconds(self) -> dict[str, float]:
         """Seconds within which a request is good."""
@@ -246,13 +250,13 @@ def _scheduler(written: Any) -> dict[str, Any]:
     return found
 
 
-def own_scheduler(written: Any) -> tuple[str, ...]:
-    """Return the ``package.module:Class`` that a workload names as its scheduler, if it does.
+def own_scheduler(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ``package.module:Class`` that a workload's parameters name as its scheduler, if they do.
 
-    >>> own_scheduler({"name": "my_module:Shortest", "chunk": 4}), own_scheduler("vllm")
+    >>> own_scheduler({"scheduler": {"name": "my_module:Shortest", "chunk": 4}}), own_scheduler({"scheduler": "vllm"})
     (('my_module:Shortest',), ())
     """
-    name = _scheduler(written).get("name")
+    name = _scheduler(asked.get("scheduler")).get("name")
     return (name,) if isinstance(name, str) and ":" in name else ()
 
 
