@@ -244,9 +244,10 @@ def paging_note(model: ModelSpec, name: str, needed: Mapping[str, int], lacks: i
 
 
 def check_capacity(
-    needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, placement: Placement, policy_name: str
+    needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, placement: Placement, policy_name: str,
+    lower: str = "the batch or the context",
 ) -> None:  # fmt: skip
-    """Raise CapacityError if a device is too small for what it must hold."""
+    """Raise CapacityError if a device is too small for what it must hold; `lower` is what its message advises to."""
     for name, purposes in needed.items():
         total = sum(purposes.values())
         capacity = hardware.devices[name].memory_bytes
@@ -256,13 +257,13 @@ def check_capacity(
             beyond *= hardware.devices[name].kind == "gpu"
             raise CapacityError(
                 f"{name} of {hardware.name}: needs {format_memory(total)}, has {format_memory(capacity)}: {sum_of(purposes)}; "
-                f"{beyond}lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model) "
+                f"{beyond}lower the cache ratio, {lower}, or choose fewer bits (expert_bits of the model) "
                 f"[policy={policy_name}]"
             )
-    check_one_memory(needed, hardware, policy_name)
+    check_one_memory(needed, hardware, policy_name, lower)
 
 
-def check_one_memory(needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, policy_name: str) -> None:
+def check_one_memory(needed: Mapping[str, Mapping[str, int]], hardware: HardwareProfile, policy_name: str, lower: str) -> None:
     """Raise CapacityError if a memory that devices share is too small for what they hold together."""
     for host in {device.memory_of: None for device in hardware.devices.values() if device.memory_of}:
         sharing = [host, *(name for name, device in hardware.devices.items() if device.memory_of == host)]
@@ -271,7 +272,7 @@ def check_one_memory(needed: Mapping[str, Mapping[str, int]], hardware: Hardware
             parts = "; ".join(f"{name}: {sum_of(needed[name])}" for name in sharing)
             raise CapacityError(
                 f"{' and '.join(sharing)} of {hardware.name} share one memory: need {format_memory(total)}, has "
-                f"{format_memory(capacity)}: {parts}; choose fewer copies, fewer bits or less context [policy={policy_name}]"
+                f"{format_memory(capacity)}: {parts}; choose fewer copies or fewer bits, or lower {lower} [policy={policy_name}]"
             )
 
 

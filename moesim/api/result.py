@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.api.arguments import checked
 from moesim.core.files import write_bytes
+from moesim.core.own_code import reading
 from moesim.core.table import Format
 from moesim.core.units import digits
 from moesim.errors import ConfigError, MoesimError, unknown_name
@@ -21,7 +22,6 @@ from moesim.experiment.store import Store
 from moesim.metrics.frames import request_table
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
-from moesim.policies.registry import reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -254,7 +254,7 @@ def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None =
     folder : str or Path
         As of ``moesim run --out``.
     trust : bool
-        Whether code of policies that the result names, and that are not moesim's own, may be imported.
+        Whether code of policies and schedulers that the result names, and that are not moesim's own, may be imported.
     inputs : str or Path, optional
         A folder with traces of the experiment, and with modules of such policies.
 

@@ -13,7 +13,7 @@ from moesim.cli.options import Printed, name_or_mapping
 from moesim.core.table import Format, render, render_records, written
 from moesim.core.text import shown_lines
 from moesim.core.units import digits, format_memory
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError
 
 Rows = list[dict[str, Any]]
 
@@ -132,16 +132,13 @@ def engines() -> Rows:
 def schedulers(names: list[str] | None = None) -> Rows:
     """List schedulers of served workloads, or the options of some."""
     from moesim.serving import SCHEDULERS
-    from moesim.serving.scheduler import options_of
+    from moesim.serving.scheduler import options_of, scheduler_class
 
-    for name in names or ():
-        if name not in SCHEDULERS:
-            raise ConfigError(f"list schedulers: {unknown_name('scheduler', name, SCHEDULERS)}")
     if names:
         return [
             {"name": name, "option": key, "default": _default(one.default), "what it is": one.metadata["words"]}
             for name in names
-            for key, one in options_of(SCHEDULERS[name]).items()
+            for key, one in options_of(scheduler_class(name, "list schedulers")).items()
         ]
     return [
         {

@@ -8,16 +8,15 @@ import textwrap
 from functools import partial
 from typing import Any
 
+from moesim.core.own_code import check_target, import_class
 from moesim.core.table import written
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.options import options_of
 from moesim.policies.registry import (
     PARTS,
     PolicyInfo,
-    check_target,
     class_as_policy,
     describe_policy,
-    import_class,
     lacking_of_a_policy,
     part_class,
     policy_class,

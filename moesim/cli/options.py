@@ -51,8 +51,8 @@ def policy_list(text: str, place: str) -> Any:
 @contextmanager
 def reading_results(trust: bool) -> Iterator[None]:
     """Read results of anybody; say which code was not imported."""
+    from moesim.core.own_code import reading
     from moesim.core.text import say
-    from moesim.policies.registry import reading
 
     with reading(trust=trust) as refused:
         try:
@@ -101,7 +101,7 @@ Jobs = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Import the code of policies that the result names and that are not moesim's own.")
+    bool, typer.Option("--trust", help="Import the code of policies and schedulers of the result that are not moesim's own.")
 ]
 Inputs = Annotated[
     Path | None,

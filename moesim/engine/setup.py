@@ -63,7 +63,7 @@ def place(state: State) -> list[Placed]:
         model, hardware, work.peak_kv_tokens, placement, work.peak_requests, draft_head=work.draft_head
     )  # fmt: skip
     if placement.enforce_capacity:
-        check_capacity(needed, hardware, placement, state.policy_name)
+        check_capacity(needed, hardware, placement, state.policy_name, work.takes_memory)
     for name, device in state.devices.items():
         memory = device.memory
         if placement.enforce_capacity:

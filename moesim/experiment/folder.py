@@ -20,6 +20,7 @@ import yaml
 from moesim import __version__
 from moesim.core.data import noting
 from moesim.core.files import Manifest, OutputFolder, State, check_own_folder, read_verified
+from moesim.core.own_code import NOT_TRUSTED, reading
 from moesim.core.processes import paused, usable_cores
 from moesim.core.progress import Progress
 from moesim.core.text import say
@@ -51,7 +52,6 @@ from moesim.metrics.frames import frame_bytes, layer_frame, request_bytes, reque
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import LIVE, fingerprint, hardware_label, policy_label
 from moesim.metrics.outcome import Outcome
-from moesim.policies.registry import NOT_TRUSTED, reading
 from moesim.policies.user_code import foreign
 from moesim.records import Records
 from moesim.trace import SUFFIX, Trace, find_trace
@@ -117,8 +117,8 @@ def _again(
     row, file = rows[run], f"{folder}/{RESOLVED}"
     place = f"{folder}: run {run} ({row['policy']})"
     points = expand(config, file, imports=trust)
-    others = [] if trust else list(dict.fromkeys(name for point in points for name in foreign(point.policy)))
-    needed = foreign(points[run].policy) if len(points) == len(rows) else others
+    others = [] if trust else list(dict.fromkeys(name for point in points for name in foreign(point.code)))
+    needed = foreign(points[run].code) if len(points) == len(rows) else others
     if needed and not trust:
         raise ConfigError(
             f"{place}: expected its records in the folder, got none, and to simulate it again takes {', '.join(needed)}, "

@@ -37,6 +37,7 @@ from moesim.serving import RequestFile, composed, file_of
 from moesim.trace.made import trace_label
 from moesim.trace.workload import Workload, WorkloadSpec
 from moesim.trace.workload.compose import drawn, select
+from moesim.trace.workload.spec import own_scheduler
 
 if TYPE_CHECKING:
     from moesim.core.copies import Copies
@@ -58,8 +59,8 @@ class Experiment:
     place : str
         The file, for messages.
     imports : bool
-        Whether policies that are not moesim's own are imported, which runs their code. Without it they are listed in
-        ``not_imported``, what they need counts as nothing, and nothing can be run.
+        Whether policies and schedulers that are not moesim's own are imported, which runs their code. Without it they are
+        listed in ``not_imported``, what they need counts as nothing, and nothing can be run.
     known : dict of str to Trace, optional
         Traces of other experiments, which are not read or made up again; what this one reads is added.
     small : SmallInputs, optional
@@ -70,7 +71,7 @@ class Experiment:
     Attributes
     ----------
     not_imported : dict of str to WouldImport or None
-        Policies by name, with their options, and their code, None in a result; empty if they are imported.
+        Policies by name, with their options, and schedulers, and their code, None in a result; empty if they are imported.
     small : SmallInputs
         Those that were looked for, and the models.
 
@@ -101,14 +102,17 @@ class Experiment:
         self._workloads: dict[tuple[str, WorkloadSpec, RequestFile | None, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
-        for point in () if imports else points:
-            if foreign(point.policy) and (label := policy_label(point.policy)) not in self.not_imported:
-                # Refuses a name that nothing has before routing is made up; a result may be read without the code of its runs.
-                self.not_imported[label] = would_import(point.policy, entries[repr(point.policy)]) if small is None else None
+        looked_for = small is None  # a result may be read without the code of its runs
+        for point in () if imports else points:  # refuses a name that nothing has before routing is made up
+            if foreign(code_names(point.policy)) and (label := policy_label(point.policy)) not in self.not_imported:
+                self.not_imported[label] = would_import(point.policy, entries[repr(point.policy)]) if looked_for else None
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
         with noting({} if small is None else small.texts) as texts:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
         self.small = SmallInputs(self._models, texts)
+        for spec in () if imports else specs:
+            for name in foreign(own_scheduler(spec.point.workload)):
+                self.not_imported[name] = would_import(name, f"{place}: workload.scheduler") if looked_for else None
         self._check_unique(specs)
         for spec in specs:
             check_stand_ins(spec.point, self.trace(spec), place)
@@ -218,9 +222,12 @@ class Experiment:
         -------
         dict
             ``models``, ``hardware`` and ``traces`` by name, in the order of the experiment; no path of this machine is in it.
-            ``requests`` (files of requests that arrive, as they are named) and ``policies`` that are not moesim's own, if any.
+            ``requests`` (files of requests that arrive, as they are named), ``policies`` and ``schedulers`` that are not
+            moesim's own, if any.
         """
-        models, machines, traces, policies, files = {}, {}, {}, {}, {}
+        models, machines, traces, files = {}, {}, {}, {}
+        policies: dict[str, Any] = {}
+        schedulers: dict[str, Any] = {}
         for spec in self.specs:
             models[model_label(spec.model)] = {"sha256": fingerprint(spec.model.figures()), "source": spec.model.source}
             machines[hardware_label(spec.hardware)] = {
@@ -231,11 +238,16 @@ class Experiment:
             traces[trace_label(spec.point.trace)] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
             if spec.file is not None:
                 files[spec.file.name] = {"sha256": spec.file.sha256, "requests": len(spec.file)}
-            for name in code_names(spec.point.policy):
-                if name not in policies and (digest := sources_digest([name])) is not None:
-                    policies[name] = {"sha256": digest}
+            for name in spec.point.code:
+                if name not in policies | schedulers and (digest := sources_digest([name])) is not None:
+                    kind = schedulers if name in own_scheduler(spec.point.workload) else policies
+                    kind[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
-        return found | ({"requests": files} if files else {}) | ({"policies": policies} if policies else {})
+        return found | {k: v for k, v in (("requests", files), ("policies", policies), ("schedulers", schedulers)) if v}
+
+    def imported(self, spec: RunSpec) -> bool:
+        """Whether all code of a run is imported, so that it can be tried."""
+        return not self.not_imported.keys() & {spec.policy_name, *own_scheduler(spec.point.workload)}
 
     def transfer(self, spec: RunSpec) -> Copies:
         """Return how weights travel in a run: the experiment's way, or the policy's own."""
@@ -258,6 +270,8 @@ class Experiment:
 
     def _composed(self, spec: RunSpec, asked: WorkloadSpec) -> Workload:
         signals = self.signals(spec)
+        if not self.imported(spec):
+            asked = asked.usual()  # stands in
         key = (written_key(spec.point.trace), asked, spec.file, signals)
         if key not in self._workloads:
             try:
@@ -294,7 +308,7 @@ def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> I
     """Explain why requests with some signals are too few, if others would do."""
 
     def look(wanted: Collection[str]) -> object:
-        return composed(trace, workload, require_signals=wanted) if workload.served else select(trace, workload, wanted)
+        return composed(trace, workload.usual(), require_signals=wanted) if workload.served else select(trace, workload, wanted)
 
     try:
         look(signals)
@@ -329,7 +343,7 @@ def run_keys(experiment: Experiment) -> list[str]:
             hashes[id(thing)] = fingerprint(thing.figures())
         return hashes[id(thing)]
 
-    used = {code_names(spec.point.policy) for spec in experiment.specs}
+    used = {spec.point.code for spec in experiment.specs}
     sources = {names: sources_digest(names) for names in used}
 
     def key(spec: RunSpec) -> str:
@@ -339,7 +353,7 @@ def run_keys(experiment: Experiment) -> list[str]:
             "hardware": content(spec.hardware),
             "trace": experiment.trace(spec).digest,
             "requests": _requests(experiment, spec),
-            "policy_source": sources[code_names(spec.point.policy)],
+            "policy_source": sources[spec.point.code],
         }
         return fingerprint({**inputs, **spec.asked()})
 

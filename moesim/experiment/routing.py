@@ -18,7 +18,7 @@ from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
 from moesim.model.load import model_names
 from moesim.policies.parts import source_needs
-from moesim.policies.registry import POLICIES, make_policy
+from moesim.policies.registry import POLICIES, code_names, make_policy
 from moesim.policies.user_code import foreign
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX, Trace, find_trace, trace_names
@@ -377,7 +377,7 @@ def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, 
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
         written, entry = repr(point.reading), entries[repr(point.policy)]
-        if written in seen or (not imports and foreign(point.policy)):
+        if written in seen or (not imports and foreign(code_names(point.policy))):
             continue
         seen.add(written)
         needs |= wants_of(point, place, entry).needs

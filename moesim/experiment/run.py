@@ -319,7 +319,7 @@ def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float 
     """Estimate how long some runs take one after another."""
     firsts: dict[str, RunSpec] = {}
     for spec in specs:
-        if spec.policy_name not in experiment.not_imported and spec.refusal is None:
+        if experiment.imported(spec) and spec.refusal is None:
             firsts.setdefault(spec.policy_name, spec)
     began = time.perf_counter()
     paces: dict[str, _Pace] = {}
@@ -375,7 +375,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""
     if experiment.not_imported:
         missing = experiment.specs
-        lines.append(f"{_counted(len(rows), 'run')}{of}; how many of them are done shows once the policies are imported")
+        lines.append(f"{_counted(len(rows), 'run')}{of}; how many of them are done shows once the code is imported")
     else:
         there = Store(folder, read_only=True).read() if folder is not None else {}
         missing = [spec for spec, key in zip(experiment.specs, run_keys(experiment), strict=True) if key not in there]
@@ -400,7 +400,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
 
 def _would_import(one: WouldImport) -> str:
     files = " and ".join(str(path) for path in one.files) or "which comes from no file"
-    return f"would import and run {one.module} ({files}); its policies are neither checked nor tried here"
+    return f"would import and run {one.module} ({files}); it is neither checked nor tried here"
 
 
 def _varying(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:

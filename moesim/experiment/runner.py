@@ -151,8 +151,8 @@ def slots_within(
     if least > budget_bytes:
         raise CapacityError(
             f"cache.budget: expected at least {format_memory(least, least=True)}, which {where} of {costs.hardware.name} "
-            f"needs with {fewest} cache slots, got {format_memory(budget_bytes)}; raise the budget, or lower the batch or the "
-            f"context [policy={policy_name}]"
+            f"needs with {fewest} cache slots, got {format_memory(budget_bytes)}; raise the budget, or lower "
+            f"{workload.takes_memory} [policy={policy_name}]"
         )
     # Where every slot is one expert, exactly; where layers have equal shares, within a layer's rounding.
     fit = fewest + (budget_bytes - least) // max(model.expert_bytes(layer) for layer in range(model.n_layers))

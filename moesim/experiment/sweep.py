@@ -30,13 +30,13 @@ from moesim.hardware.read import flatten, is_number
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
 from moesim.metrics.serving import measures
 from moesim.policies.options import Option, options_of
-from moesim.policies.registry import policy_class
+from moesim.policies.registry import code_names, policy_class
 from moesim.policies.user_code import foreign
 from moesim.serving import RequestFile, ServedWorkload
 from moesim.trace.made import no_more_than, trace_label
 from moesim.trace.predictors import PredictorSet
 from moesim.trace.workload import WorkloadSpec
-from moesim.trace.workload.spec import shortened, size_of
+from moesim.trace.workload.spec import own_scheduler, shortened, size_of
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
@@ -94,6 +94,11 @@ class Point:
     def setting(self) -> tuple[Any, ...]:
         """All but the policy: two points with the same one compare policies."""
         return tuple(value for name, value in vars(self).items() if name != "policy")
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Names of its code: the policy, and ``package.module:Class`` of its parts and of a scheduler."""
+        return (*code_names(self.policy), *own_scheduler(self.workload))
 
     @property
     def reading(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
@@ -191,8 +196,8 @@ class RunSpec:
 
     @property
     def assumes(self) -> bool:
-        """Whether the experiment itself adds a time that nobody measured."""
-        return bool(self.point.decision_us)
+        """Whether the experiment itself adds a time that nobody measured, or tokens that nobody counted."""
+        return bool(self.point.decision_us) or (self.file is not None and bool(self.file.assumed))
 
     def transfer(self, policy: Any) -> Copies:
         return transfer_of(policy, self.model, self.hardware, self.point.curve, self.point.chunk_bytes)
@@ -545,7 +550,7 @@ def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
     known: Mapping[str, Option] = {}
-    if imports or not foreign(spec["name"]):
+    if imports or not foreign([spec["name"]]):
         known = options_of(policy_class(spec["name"], place))
 
     def choices(key: str, value: Any) -> list[Any]:

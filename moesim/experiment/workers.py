@@ -32,11 +32,11 @@ from moesim.experiment.runner import Examine, Kept, run_one
 from moesim.experiment.store import DATASET, OWNER, code_digest
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
-from moesim.policies.registry import code_names
 from moesim.policies.user_code import sources_digest
 from moesim.serving import RequestFile, composed
 from moesim.trace import Trace, find_trace
 from moesim.trace.workload import Workload, WorkloadSpec
+from moesim.trace.workload.spec import own_scheduler
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
@@ -285,7 +285,7 @@ class Work:
     keep: Kept  # which records are wanted
     examine: Examine | None  # what to look for in them
     code: str  # digest of the code that asks; another one may not answer
-    policy_source: str | None  # likewise of the policy's source, if it is not moesim's own
+    policy_source: str | None  # likewise of the source of policy and scheduler, as far as they are not moesim's own
 
     def trace(self, spec: RunSpec) -> Trace:
         if self.trace_digest not in _traces:
@@ -341,7 +341,7 @@ class WorkMaker:
         self._shared = shared
         self._made: set[str] = set()
         # As of now: a policy that is changed in mid-sweep is another one.
-        self._sources = {names: sources_digest(names) for names in {code_names(spec.point.policy) for spec in experiment.specs}}
+        self._sources = {names: sources_digest(names) for names in {spec.point.code for spec in experiment.specs}}
         self._paths: dict[str, Path] = {}
 
     def __call__(self, spec: RunSpec, keep: Kept, examine: Examine | None = None) -> Work:
@@ -354,7 +354,7 @@ class WorkMaker:
             path = self._paths[name]
         else:
             path = self._paths[name] = find_trace(name).absolute()
-        policy = code_names(spec.point.policy)
+        policy = spec.point.code
         if policy not in self._sources:  # an oracle's, which the experiment does not name
             self._sources[policy] = sources_digest(policy)
         return Work(
@@ -406,9 +406,10 @@ def _check(work: Work) -> None:
             f"{who}: expected moesim's code {work.code[:12]}, got {code_digest()[:12]}; install the same versions of moesim, "
             "NumPy, SciPy and SimPy for all workers, start them again, and run the same command again to go on"
         )
-    name = work.spec.point.policy["name"]
+    point = work.spec.point
+    names = " or scheduler ".join([f"policy {point.policy['name']}", *own_scheduler(point.workload)])
     try:
-        source = _source(code_names(work.spec.point.policy))
+        source = _source(point.code)
         work.trace(work.spec)
     except InputError as error:
         raise RefusedError(
@@ -417,7 +418,7 @@ def _check(work: Work) -> None:
         ) from None
     if source != work.policy_source:
         raise RefusedError(
-            f"{who}: policy {name}: expected the source that the sweep began with, got another; start the workers again, in "
+            f"{who}: {names}: expected the source that the sweep began with, got another; start the workers again, in "
             "the same folder, and run the same command again to go on"
         )
 

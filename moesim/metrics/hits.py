@@ -16,6 +16,7 @@ from moesim.records import Records, StepRecord
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 _NONE: Final = np.zeros((5, 0), np.int64)
+_DENSE: Final = 2**26  # flags of a table; a piece of a run has a hundredth of them
 _LAST: Final = np.iinfo(np.int64).max
 
 
@@ -42,6 +43,17 @@ def _numbers(*keys: Ints) -> tuple[Ints, ...]:
     """Return one number for each column of several arrays, the same for the same columns."""
     sizes = np.max([key.max(axis=1, initial=0) for key in keys], axis=0) + 1
     return tuple(np.ravel_multi_index(tuple(key), tuple(sizes)) for key in keys)
+
+
+def _among(numbers: Ints, others: Ints) -> Flags:
+    """Return which numbers, of at least 0, are among others: by a flag for each there can be, several times as fast as a sort."""
+    n = int(max(numbers.max(initial=0), others.max(initial=0))) + 1
+    if n > _DENSE:
+        return np.isin(numbers, others)
+    flags = np.zeros(n, bool)
+    flags[others] = True
+    found: Flags = flags[numbers]
+    return found
 
 
 class PrefetchHits:
@@ -97,8 +109,8 @@ def ran_from_cache(records: Records, kinds: Mapping[str, str], looked: Ints, res
     first = np.array([[min(int(one[0].min(initial=_LAST)) for one in visits)], [0], [0]])
     of_run, of_copy, of_lookup = _numbers(*(one - first for one in visits))
     # A Run of the visit is enough unless the expert was also fetched on demand in this step, which few of these were.
-    found: Flags = resident & np.isin(of_lookup, of_run)
-    unsure = np.flatnonzero(found & np.isin(of_lookup, of_copy))
+    found: Flags = resident & _among(of_lookup, of_run)
+    unsure = np.flatnonzero(found & _among(of_lookup, of_copy))
     if not len(unsure):
         return found
     found[unsure] = False
@@ -203,7 +215,13 @@ def _next_of(numbers: Ints, wanted: Ints, since: Ints) -> Ints:
 
 
 def _n_different(numbers: Ints, steps: Ints) -> int:
-    return len(np.unique(steps * (int(numbers.max(initial=0)) + 1) + numbers))
+    keys = (steps - steps.min(initial=_LAST)) * (int(numbers.max(initial=0)) + 1) + numbers
+    n = int(keys.max(initial=0)) + 1
+    if n > _DENSE:
+        return len(np.unique(keys))
+    flags = np.zeros(n, bool)
+    flags[keys] = True
+    return int(np.count_nonzero(flags))
 
 
 @dataclass(frozen=True)
@@ -307,7 +325,7 @@ class HitRates:
     def add(self, records: Records, settled_ns: int = 0) -> None:
         looked = flatten_lookups(records, self._kinds)
         counts = (looked.hit & looked.first).astype(np.int64)
-        decodes = np.isin(looked.step, records.steps.column("step")[in_decode(records.steps)])
+        decodes = _among(looked.step, records.steps.column("step")[in_decode(records.steps)])
         counts = np.stack((counts, counts * decodes))
         self._prefetches.add(records, (looked.layer, looked.expert, looked.time, counts), settled_ns)
         self._demand.add(records, settled_ns)

@@ -9,28 +9,21 @@ A third party adds a policy without an edit here, by naming its class in the YAM
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
-from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, mistyped, unknown_name
+from moesim.core.own_code import check_target, import_class
+from moesim.errors import ConfigError, MoesimError, describe_exception, mistyped, unknown_name
 from moesim.policies.options import Declared, construct, options_of, wrong_declaration, wrong_needs
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 from moesim.policy import Policy
 
-NOT_TRUSTED = "whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
-_REFUSED: ContextVar[set[str] | None] = ContextVar("refused", default=None)
 GROUP = "moesim.policies"
 
 POLICIES: dict[str, str] = {
@@ -461,65 +454,3 @@ def _a(kind: str) -> str:
 def code_names(policy: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a policy's code: its own, and ``package.module:Class`` of its parts."""
     return (policy,) if isinstance(policy, str) else (policy["name"], *sorted(part_targets(policy)))
-
-
-# ------------------------------------------------------------------------------------------------- importing
-@contextmanager
-def reading(*, trust: bool) -> Iterator[set[str]]:
-    """Read somebody's result; without trust import only moesim's own classes and collect others."""
-    refused: set[str] = set()
-    token = _REFUSED.set(None if trust else refused)
-    try:
-        yield refused
-    finally:
-        _REFUSED.reset(token)
-
-
-def check_target(target: str, place: str) -> str:
-    """Return the name of a class if it is written as it must be."""
-    if not all(target.partition(":")[0].split(".")):
-        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
-    return target
-
-
-def import_class(target: str, place: str) -> type:
-    """Import ``package.module:Class``, also from the current folder."""
-    module_name, _, class_name = target.partition(":")
-    if (refused := _REFUSED.get()) is not None and not is_ours(target):
-        refused.add(target)
-        raise ConfigError(f"{place}: expected a class of moesim's, got {target!r}, {NOT_TRUSTED}")
-    module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name]
-        got = repr(found) if hasattr(module, class_name) else "none"
-        hint = unknown_name("class", class_name, own) if own else "it has no class of its own"
-        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {got}; {hint}")
-    return found
-
-
-def _import_module(name: str, what: str) -> ModuleType:
-    here = str(Path.cwd())
-    if not is_ours(name) and here not in sys.path:
-        sys.path.append(here)  # last, and for good: the module may import its neighbours later
-    if name not in sys.modules:
-        importlib.invalidate_caches()  # it may have been written since its folder was read
-    try:
-        return importlib.import_module(name)
-    except SyntaxError as error:
-        where = f"{Path(error.filename or name).name}:{error.lineno}"
-        raise ConfigError(f"{what}: syntax error in {where}: {error.msg}") from None
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise ConfigError(
-                f"{what}: {error}, neither installed nor in the current folder {here}, or in --inputs of a result"
-            ) from None
-        raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
-    except Exception as error:
-        raise ConfigError(f"{what}: {describe_exception(error)}") from None
-
-
-def is_ours(target: str) -> bool:
-    """Whether a module or class is moesim's own."""
-    return target.partition(":")[0].partition(".")[0] == "moesim"

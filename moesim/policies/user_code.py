@@ -1,4 +1,4 @@
-"""Code of policies and parts not moesim's own: the files a name would import, and hashes."""
+"""Code of policies, parts and schedulers not moesim's own: the files a name would import, and hashes."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import ast
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moesim.core.own_code import is_ours
 from moesim.errors import ConfigError
-from moesim.policies.registry import POLICIES, code_names, is_ours, policy_class, target_of
+from moesim.policies.registry import POLICIES, code_names, policy_class, target_of
 
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 class WouldImport(NamedTuple):
-    """The code of a policy that is not moesim's own."""
+    """Code of a run that is not moesim's own."""
 
     module: str
     files: tuple[Path, ...]  # of the packages around it, and its own; none for what is built into Python
 
 
-def foreign(policy: str | Mapping[str, Any]) -> list[str]:
-    """Name a policy and its parts as far as they are not moesim's own, also without their code."""
-    return [name for name in code_names(policy) if name not in POLICIES and not (":" in name and is_ours(name))]
+def foreign(names: Iterable[str]) -> list[str]:
+    """Return the names of policies, parts and schedulers that are not moesim's own, also without their code."""
+    return [name for name in names if name not in POLICIES and not (":" in name and is_ours(name))]
 
 
 def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
-    """Return the classes that a policy would import, without importing; None for moesim's own."""
+    """Return the classes that a policy, or the name of another class, would import, without importing; None for moesim's own."""
     others = [target for name in code_names(policy) if not is_ours(target := target_of(name, place))]
     if not others:
         return None
@@ -41,7 +42,7 @@ def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> Wo
 
 
 def sources_digest(names: Sequence[str]) -> str | None:
-    """Hash the sources of a policy and its parts; None if all are moesim's own."""
+    """Hash the sources of a policy, its parts and a scheduler; None if all are moesim's own."""
     found = [digest for name in names if (digest := source_digest(policy_class(name).__module__)) is not None]
     if len(found) < 2:
         return found[0] if found else None

@@ -12,9 +12,11 @@ import numpy as np
 from moesim.core.units import NS_PER_S
 from moesim.errors import ConfigError, WorkloadError
 from moesim.serving import schedulers as _  # noqa: F401, they register themselves
-from moesim.serving.arrivals import Asked, Closed, Open, asked_of
+from moesim.serving.arrivals import Asked, Closed, Conversations, Open, asked_of
+from moesim.serving.audit import check_promises
 from moesim.serving.drafts import read_drafts
-from moesim.serving.files import RequestFile, read_requests
+from moesim.serving.files import read_requests
+from moesim.serving.request_file import RequestFile
 from moesim.serving.requests import Request, RequestRecord
 from moesim.serving.scheduler import SCHEDULERS, Rows, Scheduler, make_scheduler
 from moesim.serving.steps import ServedWorkload
@@ -70,10 +72,13 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
         scheduler = make_scheduler(spec.scheduler_options)
     except ConfigError as error:  # whoever asks says of which file
         raise WorkloadError(str(error)) from None
-    scheduler.longest, scheduler.at_once = int((asked.prompt + asked.answer).max()), min(spec.closed or len(asked), len(asked))
+    scheduler.longest, scheduler.at_once = int((asked.prompt + asked.answer).max()), asked.at_once(spec.closed)
+    check_promises(scheduler)
     end_ns = None if spec.until_s is None else round(spec.until_s * NS_PER_S)
 
     def source() -> Source:
+        if asked.sessions is not None:
+            return Conversations(asked, asked.sessions, spec.closed or 0, round((spec.think_s or 0) * NS_PER_S))
         if spec.closed is not None:
             return Closed(spec.closed, round((spec.think_s or 0) * NS_PER_S), asked)
         return Open(asked)
@@ -83,6 +88,8 @@ def served(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str], f
     labels = [REUSE_SHIFTED] if len(asked) > len(order) or beyond.any() else []
     if file is not None and file.failed:
         labels.append(f"{file.failed} failed requests of {file.name} left out")
+    if file is not None and file.assumed:
+        labels.append(f"tokens of {file.name}: {file.assumed}")
     labels += _refused(asked, scheduler)
     drafts = None if spec.drafts is None else read_drafts(json.loads(str(spec.drafts)))
     scheduler.window = 1 if drafts is None else 1 + drafts.n
@@ -104,7 +111,7 @@ def _refused(asked: Asked, scheduler: Scheduler) -> Sequence[str]:
     if len(long) == len(asked):
         raise WorkloadError(
             f"workload.scheduler: expected room for a request, got {room} tokens of KV cache for one in {scheduler.name}; all "
-            f"{len(long)} are longer, the first {first}; give it more, or larger steps where it cuts no prompts"
+            f"{len(long)} are longer, the first {first}; raise kv_tokens, or the rows of a step where it cuts no prompts"
         )
     refused = f"{len(long)} of {len(asked)} requests refused"
     return [f"{refused} (longer than the {room} tokens of KV cache for one): first {first}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from moesim.serving.files import RequestFile
+    from moesim.serving.request_file import RequestFile, Sessions
     from moesim.serving.requests import Request
     from moesim.trace.workload import WorkloadSpec
 
@@ -38,6 +39,7 @@ class Arrival(NamedTuple):
     user: int = -1
     blocks: tuple[int, ...] = ()
     block_tokens: int = 0
+    follows: int = 0  # tokens of the answer that the blocks cover, too
 
 
 class Source(Protocol):
@@ -62,11 +64,17 @@ class Asked:
 
     prompt: NDArray[np.int64]  # tokens
     answer: NDArray[np.int64]
-    ns: NDArray[np.int64] | None  # when each arrives; None: when a user has its answer
+    ns: NDArray[np.int64] | None  # when each arrives, or each session of them; None: when a user has its answer
     file: RequestFile | None  # where their lengths are from
+    sessions: Sessions | None = None  # if they are turns, each of which waits for the one before
 
     def __len__(self) -> int:
         return len(self.prompt)
+
+    def at_once(self, users: int | None) -> int:
+        """Count those that can be there together: of each user or session one."""
+        each = len(self) if self.sessions is None else len(np.unique(self.sessions.session[: len(self)]))
+        return min(users or each, each)
 
     @property
     def n_rows(self) -> int:
@@ -81,8 +89,11 @@ class Asked:
     def arrival(self, i: int, ns: int, user: int = -1) -> Arrival:
         """Return a request that arrives now."""
         # Of a file that is read again the content is not the same again.
-        blocks = self.file.blocks(i) if self.file is not None and i < len(self.file) else ()
-        return Arrival(ns, int(self.prompt[i]), int(self.answer[i]), user, blocks, self.block)
+        file, answer = self.file, int(self.answer[i])
+        if file is None or i >= len(file):
+            return Arrival(ns, int(self.prompt[i]), answer, user, (), self.block)
+        follows = int(file.sessions.follows[i]) if file.sessions is not None and answer == file.answer[i] else 0
+        return Arrival(ns, int(self.prompt[i]), answer, user, file.blocks(i), self.block, follows)
 
 
 class Open:
@@ -124,6 +135,38 @@ class Closed:
         heapq.heappush(self._ready, (now_ns + self._think_ns, request.user))
 
 
+class Conversations:
+    """Sessions that begin at given times, or one after another for each user; a turn arrives a time after the last answer."""
+
+    def __init__(self, asked: Asked, sessions: Sessions, users: int, think_ns: int) -> None:
+        self._asked, self._think_ns = asked, think_ns
+        self._wait_ns, self._ends = sessions.wait_ns, np.append(np.diff(sessions.session[: len(asked)]) != 0, True)
+        starts = [0, *(np.nonzero(self._ends)[0][:-1] + 1).tolist()]
+        self._later: list[int] = []  # first turns of the sessions that begin when a user is free, the next one last
+        if asked.ns is None:
+            self._ready = [(0, first, user) for user, first in enumerate(starts[:users])]  # a heap
+            self._later = starts[users:][::-1]
+        else:
+            self._ready = list(zip(asked.ns.tolist(), starts, itertools.repeat(-1)))  # in order, so a heap
+        self._taken, self._inside = 0, dict[int, int]()  # requests that are served, by number
+
+    def next_ns(self) -> int | None:
+        return self._ready[0][0] if self._ready else None
+
+    def take(self) -> Arrival:
+        ns, i, user = heapq.heappop(self._ready)
+        self._inside[self._taken] = i
+        self._taken += 1
+        return self._asked.arrival(i, ns, user)
+
+    def ended(self, request: Request, now_ns: int) -> None:
+        i = self._inside.pop(request.number)
+        if not self._ends[i]:
+            heapq.heappush(self._ready, (now_ns + int(self._wait_ns[i]), i + 1, request.user))
+        elif self._later:
+            heapq.heappush(self._ready, (now_ns + self._think_ns, self._later.pop(), request.user))
+
+
 def asked_of(spec: WorkloadSpec, file: RequestFile | None) -> Asked:
     """Return the requests of a served workload; `file` is the one that it names."""
     if file is None:
@@ -131,7 +174,7 @@ def asked_of(spec: WorkloadSpec, file: RequestFile | None) -> Asked:
         prompt, answer = _lengths(spec, n)
     else:
         n = spec.n_requests or len(file)
-        if spec.lengths is None and n > len(file):
+        if (spec.lengths is None or file.sessions is not None) and n > len(file):
             raise WorkloadError(f"workload.n_requests: expected at most the {len(file)} that {file.name} has, got {n}; lower it")
         rows = np.arange(n) % len(file)
         prompt, answer = file.prompt[rows], file.answer[rows]
@@ -140,20 +183,24 @@ def asked_of(spec: WorkloadSpec, file: RequestFile | None) -> Asked:
     if spec.answer_tokens is not None:
         answer = np.full(n, spec.answer_tokens)
     known = file if spec.prompt_tokens is None else None
-    return Asked(prompt, answer, None if spec.closed is not None else _times(spec, n, file), known)
+    if file is None or file.sessions is None:
+        return Asked(prompt, answer, None if spec.closed is not None else _times(spec, np.arange(n), file), known)
+    firsts = np.nonzero(np.diff(file.sessions.session[:n], prepend=-1))[0]
+    return Asked(prompt, answer, None if spec.closed is not None else _times(spec, firsts, file), known, file.sessions)
 
 
-def _times(spec: WorkloadSpec, n: int, file: RequestFile | None) -> NDArray[np.int64]:
+def _times(spec: WorkloadSpec, which: NDArray[np.int64], file: RequestFile | None) -> NDArray[np.int64]:
+    """Return when the requests `which` of a file, or so many others, arrive."""
     if spec.arrivals == POISSON:
         assert spec.rate is not None
-        return gamma_times(spec.rate, n, spec.seed, 1.0 if spec.burstiness is None else spec.burstiness)
+        return gamma_times(spec.rate, len(which), spec.seed, 1.0 if spec.burstiness is None else spec.burstiness)
     assert file is not None
     if file.ns is None:
         raise WorkloadError(
             f"workload.arrivals: expected times of arrival in {file.name}, got lengths alone; name their column time_s, "
             f"or set arrivals: {POISSON}, rate and lengths: {file.name}"
         )
-    return file.ns[:n] if spec.rate is None else scaled(file.ns[:n], spec.rate)
+    return file.ns[which] if spec.rate is None else scaled(file.ns[which], spec.rate)
 
 
 def gamma_times(rate: float, n: int, seed: int, shape: float = 1.0) -> NDArray[np.int64]:

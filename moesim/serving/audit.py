@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moesim.errors import SimulationError
+from moesim.errors import SimulationError, WorkloadError, describe_exception
+from moesim.serving.scheduler import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from moesim.serving.requests import Request
-    from moesim.serving.scheduler import Rows, Scheduler
+    from moesim.serving.scheduler import Scheduler
+
+
+def check_promises(scheduler: Scheduler) -> None:
+    """Raise if what a scheduler says of itself are no numbers; WorkloadError."""
+    for name, least in (("most_requests", 1), ("most_rows", 1), ("capacity", 0), ("longest_possible", 0)):
+        try:
+            value = getattr(scheduler, name)
+        except Exception as error:
+            raise WorkloadError(f"workload.scheduler: {scheduler.name}: {name} raised {describe_exception(error)}") from None
+        if type(value) is not int or value < least:
+            raise WorkloadError(
+                f"workload.scheduler: {scheduler.name}: expected {name}, an integer of at least {least}, got {value!r}"
+            )
 
 
 def check_plan(scheduler: Scheduler, rows: Sequence[Rows], present: Mapping[int, Request]) -> None:
     """Raise if a scheduler's rows are more than it promises, or not the next ones of requests that are there; SimulationError."""
+    for one in rows:
+        if not isinstance(one, Rows) or type(one.n) is not int:
+            got = f"n of {type(one.n).__name__}" if isinstance(one, Rows) else f"{type(one).__name__}"
+            raise _wrong(scheduler, "a list of Rows(request, n), n an int", got)
     total, most = sum(n for _, n in rows), scheduler.most_rows
     if scheduler.pass_rows is None and total > most:
         raise _wrong(scheduler, f"at most {most} rows in a step", f"{total}")

@@ -91,7 +91,7 @@ class Blocks:
         owned = self._of.setdefault(request, Owned())
         owned.n += need
         if self.caching and request.blocks:
-            self._share(request, owned, min(tokens if written is None else written, request.prompt) // self.size)
+            self._share(request, owned, min(tokens if written is None else written, request.content) // self.size)
         return True
 
     def _share(self, request: Request, owned: Owned, end: int) -> None:
@@ -127,7 +127,7 @@ class Blocks:
 
     def _key(self, request: Request, i: int) -> Key:
         end = (i + 1) * self.size
-        if request.blocks and end <= request.prompt:
+        if request.blocks and end <= request.content:
             at = (end - 1) // request.block_tokens
             if at < len(request.blocks):
                 return request.blocks[at], i

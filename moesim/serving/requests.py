@@ -51,8 +51,9 @@ class Request:
     answer: int  # tokens, the first of which comes with the prompt's last row
     routing: Routing
     user: int = -1
-    blocks: tuple[int, ...] = ()  # hashes of the blocks of its prompt, of which each stands for all before it too
+    blocks: tuple[int, ...] = ()  # numbers of the blocks of its prompt, of which each stands for all before it too
     block_tokens: int = 0  # of each of these blocks, if there are any; the last may have fewer
+    follows: int = 0  # tokens of its answer that these blocks cover, too
     # how far it is
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0
@@ -70,6 +71,11 @@ class Request:
     def known(self) -> int:
         """Tokens that can be computed: the prompt, the answer so far, and what is proposed to follow."""
         return self.prompt + self.generated + self.drafts
+
+    @property
+    def content(self) -> int:
+        """Tokens whose content its blocks may say."""
+        return self.prompt + self.follows
 
     @property
     def decodes(self) -> bool:
@@ -114,13 +120,13 @@ class Request:
         self.computed = self.drafts = 0
 
     def prefix(self, other: Request) -> int:
-        """Count the tokens with which its prompt and another begin alike, as far as the hashes of their blocks say."""
+        """Count the tokens with which its prompt and a former one's context begin alike, as far as their blocks say."""
         same = 0
         for mine, its in zip(self.blocks, other.blocks, strict=False):
             if mine != its:
                 break
             same += 1
-        return min(same * self.block_tokens, self.prompt, other.prompt)
+        return min(same * self.block_tokens, self.prompt, max(other.prompt, min(other.content, other.computed)))
 
     def rows(self, n: int) -> Sequence[int] | NDArray[Any]:
         """Return the rows of the trace of the next n tokens."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import Field, dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from moesim.core.own_code import check_target, import_class
 from moesim.core.units import ceil_div
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError, describe_exception, unknown_name
 from moesim.serving.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Scheduler:
     Requests come to `add` in the order of arrival. Then `plan` is asked for the rows of the next step. After the step, what was
     computed and generated is counted, and `leave` is called for each request with its last token.
 
+    A class of your own is named in a workload as ``package.module:Class``.
+
     Attributes
     ----------
     name : str
@@ -83,6 +86,10 @@ class Scheduler:
     at_once: int = field(default=1_000_000, init=False)
     window: int = field(default=1, init=False)
     waiting: deque[Request] = field(default_factory=deque, init=False)
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     @property
     def most_requests(self) -> int:
@@ -190,17 +197,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {}
 
 
 def scheduler(found: type[Scheduler]) -> type[Scheduler]:
-    """Register a scheduler under its name.
-
-    Parameters
-    ----------
-    found : type of Scheduler
-
-    Returns
-    -------
-    type of Scheduler
-        The same class.
-    """
+    """Register a scheduler of moesim's under its name."""
     SCHEDULERS[found.name] = found
     return found
 
@@ -211,22 +208,46 @@ def options_of(found: type[Scheduler]) -> dict[str, Field[Any]]:
 
 
 def make_scheduler(written: Mapping[str, Any], place: str = "workload.scheduler") -> Scheduler:
-    """Make a scheduler from its name and options; ConfigError names what is wrong."""
+    """Make a scheduler from its name, or ``package.module:Class``, and options; ConfigError names what is wrong."""
     options = dict(written)
     name = options.pop("name", None)
     if name is None:
         raise ConfigError(f"{place}.name: expected one of {', '.join(sorted(SCHEDULERS))}, got none; add it")
-    if str(name) not in SCHEDULERS:
-        raise ConfigError(f"{place}: {unknown_name('scheduler', str(name), SCHEDULERS)}")
-    known = options_of(SCHEDULERS[name])
+    found = scheduler_class(str(name), place)
+    known = options_of(found)
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"{place}: {unknown_name(f'option of {name}', key, known)}")
         _check_option(f"{place}.{key}", value, known[key].metadata["least"], type(known[key].default))
     try:
-        return SCHEDULERS[name](**options)
+        return found(**options)
     except ConfigError as error:
         raise ConfigError(f"{place}: {name}: {error}") from None
+    except Exception as error:
+        raise ConfigError(f"{place}: {name} raised {describe_exception(error)}") from None
+
+
+def scheduler_class(name: str, place: str) -> type[Scheduler]:
+    """Find a scheduler's class by its name or as ``package.module:Class``; ConfigError names what is wrong."""
+    if name in SCHEDULERS:
+        return SCHEDULERS[name]
+    if ":" not in name:
+        raise ConfigError(f"{place}: {unknown_name('scheduler', name, SCHEDULERS)}")
+    found = import_class(check_target(name, place), place)
+    if not issubclass(found, Scheduler):
+        raise ConfigError(f"{place}: {name}: expected a subclass of moesim.serving.scheduler.Scheduler, got {found.__name__}")
+    needed = [*_NEEDED, "block"] if issubclass(found, Pooled) else _NEEDED
+    if lacking := [one for one in needed if getattr(found, one) in (getattr(Scheduler, one, None), getattr(Pooled, one))]:
+        raise ConfigError(f"{place}: {name}: expected {', '.join(needed)}, got no {', no '.join(lacking)}; add them")
+    # Without its decorator a dataclass has no options, and says nothing.
+    if bare := [key for key, value in vars(found).items() if isinstance(value, Field)]:
+        raise ConfigError(f"{place}: {name}: expected @dataclass above a class with {bare[0]} = asked(...), got none; add it")
+    if other := [key for key, one in options_of(found).items() if "least" not in one.metadata]:
+        raise ConfigError(f"{place}: {name}: expected {other[0]} = asked(...) or field(init=False), got neither; write one")
+    return found
+
+
+_NEEDED: Final = ("most_requests", "most_rows", "n_running", "plan", "leave")
 
 
 def _check_option(place: str, value: Any, least: int, kind: type) -> None:

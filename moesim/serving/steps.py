@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
-from moesim.errors import WorkloadError
+from moesim.errors import MoesimError, SimulationError, WorkloadError, describe_exception
 from moesim.serving.audit import check_count, check_end, check_plan
 from moesim.serving.drafts import Drafting, Drafts
 from moesim.serving.requests import Request, RequestRecord, Routing
@@ -139,6 +139,14 @@ class Serving:
 
     def after(self, now_ns: int) -> ServedStep | int | None:
         """Return the step that begins now, or when to ask again; None: all is done."""
+        try:
+            return self._after(now_ns)
+        except MoesimError:
+            raise
+        except Exception as error:  # a scheduler may be anybody's code
+            raise SimulationError(f"scheduler {self._scheduler.name} raised {describe_exception(error)}") from None
+
+    def _after(self, now_ns: int) -> ServedStep | int | None:
         if self._present:
             for one in self._present:
                 one.request.computed += one.n
@@ -239,8 +247,8 @@ class Serving:
 
     def _request(self, arrival: Arrival) -> Request:
         number, self._arrived = self._arrived, self._arrived + 1
-        ns, prompt, answer, user, blocks, size = arrival
-        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size)
+        ns, prompt, answer, user, blocks, size, follows = arrival
+        return Request(number, ns, prompt, answer, self._route(number), user, blocks, size, follows)
 
     def _count(self, now_ns: int) -> None:
         """Add up who was there since the last change."""
@@ -359,6 +367,10 @@ class ServedWorkload(Workload):
     def peak_requests(self) -> int:
         """Requests that have a cache at once."""
         return self.scheduler.most_requests
+
+    @property
+    def takes_memory(self) -> str:
+        return "kv_tokens of the scheduler or its requests at once"
 
     @property
     def peak_kv_tokens(self) -> int:

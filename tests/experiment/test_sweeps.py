@@ -420,11 +420,11 @@ def test_a_dry_run_lists_what_it_would_import_and_imports_nothing(
         package = f"{tmp_path}/dry_package"
         said = [line for line in told if line.startswith("would import and run ")]
         assert said == [
-            f"would import and run dry_package.inner ({package}/__init__.py and {package}/inner.py); its policies are neither "
+            f"would import and run dry_package.inner ({package}/__init__.py and {package}/inner.py); it is neither "
             "checked nor tried here",
-            f"would import and run dry_single ({tmp_path}/dry_single.py); its policies are neither checked nor tried here",
+            f"would import and run dry_single ({tmp_path}/dry_single.py); it is neither checked nor tried here",
         ]
-        assert "5 runs (5 policies at 1 settings); how many of them are done shows once the policies are imported" in told
+        assert "5 runs (5 policies at 1 settings); how many of them are done shows once the code is imported" in told
         assert told[-1].endswith("(from short runs of 1 policy)")
     assert main(["compare", "--policies", "lru,dry_single:Mine", "--dry-run"]) == 0
     assert f"would import and run dry_single ({tmp_path}/dry_single.py)" in capsys.readouterr().out

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from moesim.engine import simulate
 from moesim.experiment.config import parse_config
@@ -30,3 +34,11 @@ def run(workload: dict[str, Any], policy: str = "on-demand", engine: str | None 
     return simulate(
         model=spec.model, costs=spec.costs(made), workload=found.workload(spec), policy=made, cache_slots=slots, engine=engine
     )  # fmt: skip
+
+
+def own_module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Write `my_module.py` of a user into the current folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    (folder / "my_module.py").write_text(text)

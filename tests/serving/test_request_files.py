@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import moesim.serving.files as files
+import moesim.serving.request_file as request_file
 from moesim.core.gate import Form
 from moesim.errors import WorkloadError
 from moesim.serving.files import RequestFile, read_requests
@@ -88,6 +89,10 @@ EXPECTED: dict[str, tuple[str, list[int] | None, list[tuple[int, int]], int]] = 
     "burstgpt": (BURSTGPT, [0, 41 * S], [(420, 90), (540, 200)], 2),
     "plain": (PLAIN, [0, 0], [(100, 5), (7, 6)], 0),
     "lengths": ("prompt,answer\n3,4\n5,6", None, [(3, 4), (5, 6)], 0),
+    "semicolons": ("time_s;prompt;answer\n1;3;4\n2.5;5;6\n", [0, 1_500_000_000], [(3, 4), (5, 6)], 0),
+    "tabs": ("prompt\tanswer\n3\t4\n", None, [(3, 4)], 0),
+    "comments": ("# a log\n#\nprompt,answer\n3,4\n", None, [(3, 4)], 0),
+    "headings in a comment": ("# a log\n# time_s,prompt,answer\n1,3,4\n2,5,6\n", [0, S], [(3, 4), (5, 6)], 0),
     "mooncake": (MOONCAKE, [0, 0, 3 * S], [(1300, 60), (1700, 12), (500, 5)], 0),
     "bailian": (BAILIAN, [0, 500_000_000, 9_250_000_000], [(40, 20), (33, 90), (75, 31)], 0),
     "llmservingsim": (LLMSERVINGSIM, [0, 1_700_000_000_123_456_784], [(10, 4), (11, 1)], 0),
@@ -152,11 +157,14 @@ def test_no_more_is_read_than_is_needed(tmp_path: Path):
 
 WRONG = {
     "nothing": ("", ": expected requests, got an empty file"),
-    "headings": ("time_s,prompt,answer\n", ": expected a request that was answered, got headings alone"),
+    "headings": ("time_s,prompt,answer\n", ": expected a request that was answered, got none"),
     "failures": (BURSTGPT.replace(",90,", ",0,").replace(",200,", ",0,"), "got 4 that failed"),
     "columns": ("when,prompt,answer,answer_tokens\n1,2,3,4\n", ":1: expected one column for each of time, prompt and answer"),
     "no prompt": ("time_s,answer\n1,2\n", "got time_s,answer; rename them"),
     "two times": ("time_s,time_ms,prompt,answer\n1,2,3,4\n", "got time_s,time_ms,prompt,answer"),
+    "fields after comments": ("# a\nprompt;answer\n1\n", ":3: expected 2 fields, got 1; quote fields that contain a ';'"),
+    "comments alone": ("# a\n# b\n", ":2: expected one column for each of time, prompt and answer"),
+    "decimal commas": ("time_s;prompt;answer\n1,5;3;4\n", ":2: expected a time as a number or a date, got 1,5"),
     "fields": (AZURE + "2023-11-16 10:00:04,3\n", ":5: expected 3 fields, got 2"),
     "backwards": (VIDUR.replace("4.4", "3.5"), ":4: expected times that do not go backwards, got 3.5 after 3.75; sort"),
     "backwards in lines": (MOONCAKE + lines(mooncake(2999, 5, 5, [])), ":4: expected times that do not go backwards, got 2999"),
@@ -178,10 +186,9 @@ WRONG = {
     "blocks no list": (lines(mooncake(0, 512, 5, "a")), "got a"),
     "cut line": (MOONCAKE[:-30], ':3: expected a JSON object, got {"timestamp'),
     "other line": (MOONCAKE + lines({"a": 1}), ":4: expected the key timestamp, got a"),
-    "deep": ("[" * 100_000, "got no JSON document"),
-    "list": ("[1]", "got a list; write a table"),
+    "deep": ("[" * 100_000, "expected a list of conversations, got [[[["),
+    "list": ("[1]", "conversation 0: expected conversations, a list of {from, value}, got 1; write a table"),
     "other keys": ('{"a": 1}', "got a; write a table with the columns time_s,prompt,answer"),
-    "sessions": (lines({"session_id": "s", "arrival_time_ns": 0, "sub_requests": []}), "got sessions of LLMServingSim"),
     "summary of vllm": (json.dumps({"input_lens": [1], "output_lens": None}), "save it with --save-detailed"),
     "lengths of vllm": (json.dumps({"input_lens": [1, "x"], "output_lens": [1, 1]}), ": request 1: expected a prompt of"),
     "sweep of guidellm": (json.dumps({"benchmarks": [{}, {}]}), "expected one benchmark of GuideLLM, got 2"),
@@ -213,7 +220,7 @@ def test_what_is_no_text_or_not_there_is_refused(tmp_path: Path):
 
 
 def test_sizes_are_checked_before_there_is_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(files, "MOST", 2)
+    monkeypatch.setattr(request_file, "MOST", 2)
     with pytest.raises(WorkloadError, match=r":4: expected at most 2 requests, got more; set workload.n_requests"):
         read(tmp_path, AZURE)
     assert len(read(tmp_path, AZURE, most=3)) == 3

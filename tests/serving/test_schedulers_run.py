@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moesim.errors import CapacityError
 from moesim.serving import SCHEDULERS
 from tests.engine.engine_kit import assert_same
 from tests.serving.serving_kit import run
@@ -40,3 +41,9 @@ def test_hashes_of_a_file_of_requests_are_used(name: str, cached: int, tmp_path:
     found = run({"arrivals": str(file), "scheduler": json.dumps({"name": name} | options)})
     assert found.served is not None
     assert [one.cached for one in found.served.requests] == [0, cached]
+
+
+def test_kv_cache_beyond_the_memory_names_what_asked_for_it():
+    words = "lower the cache ratio, kv_tokens of the scheduler or its requests at once, or choose"
+    with pytest.raises(CapacityError, match=words):
+        run({"closed": 1, "n_requests": 1, "scheduler": {"name": "vllm", "kv_tokens": 10**7}})

@@ -294,6 +294,7 @@ class LlamaCpp(ForOneUse):
         pools = [Pool(name, CACHE, size) for name, size in n_bytes.items()]
         self._awaited: set[int] = set()  # experts of the layer that are on their way to the GPU
         self._waiting: set[int] = set()  # those that run when all of them are there
+        self._staged: set[int] = set()  # layers whose experts were copied for one use
         if self.op_offload and len(on_gpu) < model.n_layers:
             pools.append(staging_pool(view, gpu, model.n_experts))
             if self.prefetch_experts_slots:
@@ -387,6 +388,7 @@ class LlamaCpp(ForOneUse):
         if self.op_offload and len(event.experts) >= self._offload_from:
             absent = [expert for expert in event.active if not view.is_resident(layer, expert, self._gpu)]
             self._awaited.update(absent)
+            self._staged.add(layer)
             self._waiting.update(event.active)
             return Fetch(layer, absent, self._gpu, DEMAND, STAGING), *self._copied(layer)
         return (Run(layer, event.active, self._cpu),)
@@ -408,7 +410,10 @@ class LlamaCpp(ForOneUse):
         return [Run(layer, experts, self._gpu)]
 
     def on_layer_end(self, event: LayerEnd, view: View) -> Iterable[Action]:
-        return () if event.layer in self._on_gpu else super().on_layer_end(event, view)
+        if event.layer not in self._staged:
+            return ()
+        self._staged.discard(event.layer)
+        return super().on_layer_end(event, view)
 
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
         return self._stream.evict(fetch) if fetch.pool == AHEAD and self._stream is not None else super().evict(fetch, view)

@@ -15,8 +15,8 @@ Read: tools/server/server-context.cpp of ggml-org/llama.cpp at 001d906a. The def
 looked up there.
 Missing: the prompt cache in host memory (`-cram`), shifts of cached chunks (`--cache-reuse`), one cache for all slots
 (`--kv-unified`), which is the default with an automatic `-np`, context checkpoints, which cut prompts of hybrid models before their
-end, a retry with half a batch when the cache is full, and the common prefix with the answer of an earlier request, which traces do not
-say. The version read also holds up answers while a slot restores a checkpoint; that is left out.
+end, a retry with half a batch when the cache is full, and the common prefix with the answer of an earlier request, which no traces but
+sessions say. The version read also holds up answers while a slot restores a checkpoint; that is left out.
 """
 
 from __future__ import annotations

@@ -730,6 +730,11 @@ class Workload:
         return max(self.steps.stretches, key=lambda s: s.kv_tokens).n_active
 
     @property
+    def takes_memory(self) -> str:
+        """What takes less memory if it is lowered, for messages."""
+        return "the batch or the context"
+
+    @property
     def peak_kv_tokens(self) -> int:
         """Most tokens of KV cache reserved at once."""
         return max(s.kv_tokens for s in self.steps.stretches)

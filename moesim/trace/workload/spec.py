@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from moesim.errors import WorkloadError, unknown_name
@@ -218,9 +218,11 @@ class WorkloadSpec:
     @property
     def scheduler_options(self) -> dict[str, Any]:
         """Name and options of the scheduler."""
-        written = str(self.scheduler or "llama-server")
-        found: dict[str, Any] = json.loads(written) if written.startswith("{") else {"name": written}
-        return found
+        return _scheduler(self.scheduler)
+
+    def usual(self) -> WorkloadSpec:
+        """Return the same with the usual scheduler."""
+        return replace(self, scheduler=None)
 
     @property
     def limit_seconds(self) -> dict[str, float]:
@@ -237,6 +239,25 @@ class WorkloadSpec:
     def size(self) -> Size:
         """How much it takes of a trace, if requests are chosen with the seed."""
         return size_of(vars(self))
+
+
+def _scheduler(written: Any) -> dict[str, Any]:
+    """Return name and options of a scheduler, written as a name, a mapping or its text."""
+    if isinstance(written, Mapping):
+        return dict(written)
+    text = str(written or "llama-server")
+    found: dict[str, Any] = json.loads(text) if text.startswith("{") else {"name": text}
+    return found
+
+
+def own_scheduler(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ``package.module:Class`` that a workload's parameters name as its scheduler, if they do.
+
+    >>> own_scheduler({"scheduler": {"name": "my_module:Shortest", "chunk": 4}}), own_scheduler({"scheduler": "vllm"})
+    (('my_module:Shortest',), ())
+    """
+    name = _scheduler(asked.get("scheduler")).get("name")
+    return (name,) if isinstance(name, str) and ":" in name else ()
 
 
 def _check_text(name: str, value: Any) -> None:
