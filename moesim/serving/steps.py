@@ -123,7 +123,8 @@ class Serving:
         self._trace, self._source = workload.trace, workload.make_source()
         self._scheduler: Scheduler = copy.deepcopy(workload.scheduler)
         self._route = workload.route
-        self._drafts, self._rng = workload.drafts, np.random.default_rng(workload.spec.seed)
+        # Apart from arrivals (seed) and lengths (seed, 1).
+        self._drafts, self._rng = workload.drafts, np.random.default_rng([workload.spec.seed, 2])
         self._gained: dict[int, int] = {}  # tokens that come of the present step, by request
         self._end_ns = workload.end_ns
         self._passes: list[list[Rows]] = []  # of the present step that have not begun
