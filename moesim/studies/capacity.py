@@ -3,9 +3,9 @@
 Load is a Poisson rate, or a number of users of whom each asks again once the answer is there. For each policy and seed the
 largest load is enclosed by doubling and bisection; the arrivals of a seed are the same at every rate, only closer together. The
 seeds' answers give a mean, of rates on the scale of logarithms, with an interval by Student's t (95 %) from the lower ends of the
-enclosures to the upper ones; it is called one of 90 %, since that is how often it contained known capacities. Runs begin with an
-empty server, so finite ones find somewhat more than an endless one: at 100 requests 8 % more for random service times (M/M/1), 11 %
-for equal ones (M/D/1). A run at a rate lasts ten times the longest limit, and the interval reaches down to the requests that ended
+enclosures to the upper ones; it is called one of 90 %, since that is how often it contained known capacities. Runs begin with
+an empty server, so finite ones find somewhat more than an endless one: at 100 requests 8 % more for random service times (M/M/1),
+11 % for equal ones (M/D/1). A run at a rate lasts ten times the longest limit, and the interval reaches down to the requests that ended
 while others came, since an endless queue grows beyond these.
 """
 
@@ -221,7 +221,7 @@ def _loaded(spec: RunSpec, asked: Asked, load: float | None, seed: int) -> RunSp
         workload = replace(workload, closed=int(load), n_requests=max(asked.requests, _EACH * int(load)))
     else:
         longest = max((most for name, most in workload.limit_seconds.items() if name != "tpot_s"), default=0.0)
-        n = max(asked.requests, min(REPEATS.most, math.ceil(_LONG * longest * load)))
+        n = max(asked.requests, min(int(REPEATS.most), math.ceil(_LONG * longest * load)))
         workload = replace(workload, arrivals="poisson", rate=load, closed=None, think_s=None, n_requests=n)
     return replace(spec, workload=workload)
 
