@@ -5,8 +5,8 @@ largest load is enclosed by doubling and bisection; the arrivals of a seed are t
 seeds' answers give a mean, of rates on the scale of logarithms, with an interval by Student's t (95 %) from the lower ends of the
 enclosures to the upper ones; it is called one of 90 %, since that is how often it contained known capacities. Runs begin with
 an empty server, so finite ones find somewhat more than an endless one: at 100 requests 8 % more for random service times (M/M/1),
-11 % for equal ones (M/D/1). A run at a rate lasts ten times the longest limit, and the interval reaches down to the requests that ended
-while others came, since an endless queue grows beyond these.
+11 % for equal ones (M/D/1). A run at a rate lasts ten times the longest limit, and the interval reaches down to the requests
+that ended while others came, since an endless queue grows beyond these.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def table(found: Sequence[Capacity], asked: Asked, form: Format) -> str:
     shared = dict.fromkeys(note for row in done for note in split_notes(row)[0] if not _OF_A_RUN.match(note))
     notes = [
         *questions,
-        f"{asked.seeds} seeds of {asked.requests} requests or more from an empty server; interval of the mean over seeds: {method}",
+        f"{asked.seeds} seeds of {asked.requests} requests or more, at first none inside; interval of the mean: {method}",
         "times and tokens: at that load; where it is none, of one user alone",
         *([f"notes: {', '.join(shared)}"] if shared else []),
         *cost_notes(done),
