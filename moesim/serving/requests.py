@@ -58,6 +58,7 @@ class Request:
     computed: int = 0  # tokens whose KV cache is there
     generated: int = 0
     drafts: int = 0  # proposed after its newest token
+    draft_runs: int = 0  # of the drafter, for these: one more where it stopped by itself
     cached: int = 0
     preempted: int = 0
     refused: int = 0
@@ -94,16 +95,20 @@ class Request:
     def cut(self, rows: int) -> int:
         """Return so many of its next rows; drafts that do not fit are dropped."""
         n = min(rows, self.known - self.computed)
-        if self.decodes:
-            self.drafts = n - 1
+        if self.decodes and n < self.window:
+            self.limit_drafts(n - 1)
         return n
+
+    def limit_drafts(self, most: int) -> None:
+        """Let the drafter propose no more than so many tokens."""
+        self.drafts, self.draft_runs = min(self.drafts, most), min(self.draft_runs, most)
 
     def take(self, tokens: int) -> None:
         """Take so many tokens after a step; the KV cache of drafts that were refused is given up."""
         self.generated += tokens
         kept = self.prompt + self.generated - 1
         self.given_up += self.computed - kept
-        self.computed, self.drafts = kept, 0
+        self.computed, self.drafts, self.draft_runs = kept, 0, 0
 
     def find(self, tokens: int) -> None:
         """Take so many tokens as computed, whose KV cache is there when it is admitted."""
@@ -117,7 +122,7 @@ class Request:
         """Forget what was computed, to begin again later."""
         self.given_up += self.computed
         self.preempted += 1
-        self.computed = self.drafts = 0
+        self.computed = self.drafts = self.draft_runs = 0
 
     def prefix(self, other: Request) -> int:
         """Count the tokens with which its prompt and a former one's context begin alike, as far as their blocks say."""

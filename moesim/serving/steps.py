@@ -14,7 +14,7 @@ import numpy as np
 
 from moesim.errors import MoesimError, SimulationError, WorkloadError, describe_exception
 from moesim.serving.audit import check_count, check_end, check_plan
-from moesim.serving.drafts import Drafting, Drafts
+from moesim.serving.drafts import Drafts, draft_runs
 from moesim.serving.requests import Request, RequestRecord, Routing
 from moesim.trace.workload import MicroBatch, Step, Workload
 from moesim.trace.workload.compose import Steps, look_up
@@ -36,7 +36,7 @@ _GOLDEN = 40_503  # 2^16 over the golden ratio: copies of a recorded request beg
 class ServedStep(Step):
     """One pass of the rows that a scheduler chose."""
 
-    __slots__ = ("_begins", "_by", "_drafting", "_ends", "_micro", "_rows", "_sequences", "_trace")
+    __slots__ = ("_begins", "_by", "_draft_runs", "_ends", "_micro", "_rows", "_sequences", "_trace")
 
     def __init__(
         self, index: int, rows: Sequence[Rows], gained: Mapping[int, int], drafts: Drafts | None, kv_tokens: int, n_active: int,
@@ -45,12 +45,9 @@ class ServedStep(Step):
         self.index, self.batch = index, 0
         self.kv_tokens, self.n_active = kv_tokens, n_active
         self.n_sequences = sum(gained.values())  # tokens that come of it
-        proposed = [one.request for one in rows if one.request.drafts and one.request.number in gained]
-        self.n_head_rows = len(gained) + sum(one.drafts for one in proposed)
-        self._by, self._drafting = drafts, None
-        if drafts is not None and proposed:
-            work2 = sum(2 * one.computed + 1 for one in proposed)
-            self._drafting = Drafting(max(one.drafts for one in proposed), len(proposed), work2)
+        sampled = [one.request for one in rows if one.request.number in gained]
+        self.n_head_rows = len(gained) + sum(one.drafts for one in sampled)
+        self._by, self._draft_runs = drafts, draft_runs(sampled) if drafts is not None else ()
         counts = [one.n for one in rows]
         self._sequences = tuple([(n, one.request.computed) for n, one in zip(counts, rows, strict=True)])
         decodes = [one.request.decodes for one in rows]
@@ -70,7 +67,7 @@ class ServedStep(Step):
 
     def draft_ns(self, costs: CostModel, device: str) -> int:
         """Return the time of the drafts that the step verifies."""
-        return 0 if self._by is None or self._drafting is None else self._by.ns(self._drafting, costs, device)
+        return 0 if self._by is None else self._by.ns(self._draft_runs, costs, device)
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -230,7 +227,7 @@ class Serving:
                 del self._open[request.number]
                 self._done.append(request.record())
             elif self._drafts is not None:
-                request.drafts = min(self._drafts.n, request.answer - request.generated - 1)
+                self._drafts.propose(request, self._rng)
         self._rows, self._gained = [], {}
 
     def _arrive(self, now_ns: int) -> None:

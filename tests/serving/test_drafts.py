@@ -10,7 +10,8 @@ import pytest
 
 from moesim.errors import WorkloadError
 from moesim.records import Records
-from moesim.serving.drafts import read_drafts
+from moesim.serving.drafts import draft_runs, read_drafts
+from moesim.serving.requests import Request, Routing
 from moesim.trace import Trace
 from tests.serving.serving_kit import experiment, run
 
@@ -84,6 +85,39 @@ def test_as_many_are_accepted_as_stated():
     assert read_drafts({"n": 3, "accept": 0.5}).accept == (0.5, 0.25, 0.125)
 
 
+def test_drafts_that_stop_by_themselves_have_as_many_rows_as_were_proposed():
+    shares, rng = (0.9, 0.6, 0.2), np.random.default_rng(6)
+    drafts = read_drafts({"n": 3, "accept": 1, "proposed": list(shares)})
+    one = Request(0, 0, 4, 1000, Routing(0, 4, 0, 4, 4, 0), generated=1)
+    drawn = []
+    for _ in range(20_000):
+        drafts.propose(one, rng)
+        drawn.append((one.drafts, one.draft_runs))
+    lengths = np.array(drawn)[:, 0]
+    for i, share in enumerate(shares):
+        assert abs((lengths > i).mean() - share) < 3.5 * np.sqrt(share * (1 - share) / len(lengths))
+    assert set(drawn) == {(0, 1), (1, 2), (2, 3), (3, 3)}, "the drafter has run for the draft at which it stops"
+
+
+def test_a_drafter_that_never_goes_on_costs_one_run_a_step():
+    plain, none = served(None), served({"n": 3, "accept": 1, "proposed": 0, "by": "model", "draft_ms": 5})
+    assert [step.n_tokens for step in none.steps] == [step.n_tokens for step in plain.steps]
+    assert none.makespan_ns - plain.makespan_ns == 20 * 5_000_000, "none for the last token"
+
+
+def test_sequences_that_have_stopped_leave_the_drafters_next_run():
+    long, short = (Request(i, 0, 4, 9, Routing(0, 4, 0, 4, 4, 0), computed=10 * i) for i in (1, 2))
+    long.draft_runs, short.draft_runs = 3, 1
+    assert draft_runs([long, short]) == ((2, 21 + 41), (1, 21), (1, 21))
+
+
+def test_both_engines_draw_the_same_lengths():
+    asked = {"n": 3, "accept": 0.7, "proposed": [0.9, 0.6, 0.3]}
+    found = served(asked, "simpy", closed=2, n_requests=3)
+    assert found == served(asked, "native", closed=2, n_requests=3)
+    assert len({step.n_tokens for step in found.steps[1:]}) > 2
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -94,6 +128,8 @@ def test_as_many_are_accepted_as_stated():
         ({"n": 2, "accept": 1, "by": "eagle"}, "workload.drafts.by: unknown drafter 'eagle'"),
         ({"n": 2, "accept": 1, "by": "model"}, "workload.drafts.draft_ms: expected milliseconds of a draft with by: model"),
         ({"n": 2, "accept": 1, "draft_ms": 2}, "workload.drafts.draft_ms: expected milliseconds of a draft with by: model"),
+        ({"n": 2, "accept": 1, "proposed": [0.5]}, "workload.drafts.proposed: expected a share for each draft given that all"),
+        ({"n": 2, "accept": 1, "p_min": 0.7}, "workload.drafts.p_min: expected proposed, the share of windows with a draft"),
         ({"n": 2, "accept": 1, "p": 2}, "workload.drafts: unknown key 'p'"),
     ],
 )

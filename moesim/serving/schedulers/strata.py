@@ -3,7 +3,7 @@
 | step of the server | here |
 |---|---|
 | one request at a time by default; `"parallel": N` keeps up to N | `parallel` |
-| a request alone decodes in windows of a token and its drafts | the same, with the drafts of the workload |
+| a request alone decodes in windows of a token and its drafts, while their probability is at least `--spec-min-p` | the same, with the drafts of the workload and their `proposed` |
 | in a slot it has no drafts, or one (`--batch-mtp`) | the same; `batch_mtp` |
 | a second request stops the first, which continues in a slot; nothing is read again | the same: it costs nothing |
 | admissions one at a time, by chunks of `--prefill` tokens; between two that took t each, the slots decode for `decode_share` x t | the same; whether they also decode after the last chunk, with others waiting, is not said: not here |
@@ -15,7 +15,7 @@
 | KV cache: each slot has room for the whole context | `kv_tokens`; by default the longest request in every slot |
 
 Read: docs/BATCHING.md of Niko1221/Strata at 045219a1.
-Missing: the choice of drafts by their probability, groups of slots that flow through several GPUs as a pipeline, conversations parked in host memory, the copies of a state to and from a slot (50 to 60 ms for a short one).
+Missing: groups of slots that flow through several GPUs as a pipeline, conversations parked in host memory, the copies of a state to and from a slot (50 to 60 ms for a short one).
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ class Strata(Scheduler):
             self.first %= len(decoding)
             decoding = (decoding + decoding)[self.first : self.first + most]
             self.first += most
-        return [Rows(one, one.cut(one.window if one is self.alone else 1 + self.batch_mtp)) for one in decoding]
+        for one in decoding:
+            if one is not self.alone:
+                one.limit_drafts(int(self.batch_mtp))
+        return [Rows(one, one.window) for one in decoding]
 
     def _choose_path(self) -> None:
         """Let a request decode alone, or all in slots."""
