@@ -86,8 +86,8 @@ def read_drafts(written: Mapping[str, Any], place: str = "workload.drafts") -> D
     for key in written:
         if key == "p_min":
             raise WorkloadError(
-                f"{place}.p_min: expected proposed, the share of windows with a draft at each position, got a probability, which no "
-                f"trace has; count drafts of a log"
+                f"{place}.p_min: expected proposed, the share of windows with a draft at each position, got a probability, which "
+                f"no trace has; count drafts of a log"
             )
         if key not in _KEYS:
             raise WorkloadError(f"{place}: {unknown_name('key', key, _KEYS)}")
