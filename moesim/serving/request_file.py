@@ -1,4 +1,4 @@
-"""What is read of a file of requests, whatever its format: checked, in arrays."""
+"""Requests of a file in arrays, checked, whatever its format."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Read(NamedTuple):
 
 
 class Format(NamedTuple):
-    """What a format says of all its requests."""
+    """Properties of a format, which all its requests have."""
 
     block: int = 0
     alone: bool = False  # a block's number stands for its tokens alone

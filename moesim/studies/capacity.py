@@ -37,7 +37,7 @@ WITHIN: Final = 1.1
 """Rates are enclosed until the upper end is at most so many times the lower one; users until they are neighbours."""
 MOST: Final = 1024
 """Users, or rates times the time of a lone request, beyond which no upper end is looked for."""
-_LONG: Final = 10  # times the longest limit that requests come, so that a queue that grows by an eighth exceeds it
+_LONG: Final = 10  # times the longest limit that requests come, so that a rate an eighth above what is served exceeds it
 _ROUNDS: Final = 7  # of runs that a search takes, about
 _ALONE: Final = 8  # requests of a user alone
 _EACH: Final = 6  # requests of each user at least, of which the first is not counted

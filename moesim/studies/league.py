@@ -51,7 +51,7 @@ COST_DRAWS: Final = 4  # joint draws of all numbers with intervals
 NEAR: Final = 1.5  # systems at most so many times slower than the fastest of the screen meet in full
 MOST: Final = {True: 3, False: 2}  # of engines, and of rules, so many at most
 LEVEL: Final = 0.95  # of the interval of a margin
-NOBODY: Final = "no system had room"
+NOBODY: Final = "no system ran"
 """Why a setting in which systems were to meet has no best."""
 REQUESTS, COSTS, ROUTING, ALONE = "requests", "costs", "routing", "no second system"
 """What makes it uncertain who wins."""

@@ -12,7 +12,7 @@ import moesim.serving.conversations as conversations
 from moesim.errors import WorkloadError
 from moesim.serving.request_file import RequestFile
 from tests.serving.serving_kit import experiment, run
-from tests.serving.test_request_files import lines, read, shared
+from tests.serving.test_request_files import check_refusal, lines, read, shared
 
 MS = 10**6
 
@@ -168,8 +168,4 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_file_is_refused_in_one_line(what: str, tmp_path: Path):
-    text, words = WRONG[what]
-    with pytest.raises(WorkloadError) as error:
-        read(tmp_path, text)
-    message = str(error.value)
-    assert message.startswith(str(tmp_path / "requests.txt")) and words in message and "\n" not in message
+    check_refusal(tmp_path, *WRONG[what])

@@ -108,6 +108,15 @@ def read(folder: Path, text: str | bytes, most: int | None = None, name: str = "
     return read_requests(str(path), most)
 
 
+def check_refusal(folder: Path, text: str | bytes, words: str) -> None:
+    """Check that a file is refused in one line with these words."""
+    with pytest.raises(WorkloadError) as error:
+        read(folder, text)
+    message = str(error.value)
+    assert message.startswith(str(folder / "requests.txt")) and words in message and "\n" not in message
+    assert len(message) < len(str(folder)) + 320
+
+
 @pytest.mark.parametrize("form", sorted(set(EXPECTED) - {"llmservingsim"}))
 def test_a_format_is_recognised_by_its_keys(form: str, tmp_path: Path):
     text, ns, lengths, failed = EXPECTED[form]
@@ -202,12 +211,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_file_is_refused_in_one_line(what: str, tmp_path: Path):
-    text, words = WRONG[what]
-    with pytest.raises(WorkloadError) as error:
-        read(tmp_path, text)
-    message = str(error.value)
-    assert message.startswith(str(tmp_path / "requests.txt")) and words in message and "\n" not in message
-    assert len(message) < len(str(tmp_path)) + 320
+    check_refusal(tmp_path, *WRONG[what])
 
 
 def test_what_is_no_text_or_not_there_is_refused(tmp_path: Path):

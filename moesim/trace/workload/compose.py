@@ -731,7 +731,7 @@ class Workload:
 
     @property
     def takes_memory(self) -> str:
-        """What takes less memory if it is lowered, for messages."""
+        """Name for messages the settings that take less memory if they are lowered."""
         return "the batch or the context"
 
     @property
