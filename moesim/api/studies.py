@@ -104,7 +104,12 @@ def of_drafts(lines: Sequence[Any]) -> Study:
 
     failures = [f"{line.policy}, drafts: {line.error}" for line in lines if line.error]
     return Study(
-        list(lines), failures, "whatif", study.records(lines), lambda form: study.table(lines, form), lambda: study.files_of(lines)
+        list(lines),
+        failures,
+        "whatif",
+        study.records(lines),
+        lambda form: study.table(lines, form),
+        lambda: study.files_of(lines),
     )
 
 

@@ -68,8 +68,7 @@ def _of_a_machine(model: str, hardware: str, context: int | None, vary: list[str
     """Print llama.cpp's best setting on a machine, and on the machine with each change."""
     from moesim.api.studies import of_drafts
     from moesim.studies.advice.question import Asked
-    from moesim.studies.advice.vary import drafts_of
-    from moesim.studies.advice.vary import table
+    from moesim.studies.advice.vary import drafts_of, table
     from moesim.studies.advice.vary import vary as each_of
     from moesim.studies.whatif.drafts import drafts_alone
     from moesim.studies.whatif.settings import parse_vary

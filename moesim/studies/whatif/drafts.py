@@ -118,7 +118,7 @@ def read(setting: Setting, known: Mapping[str, Any] | None = None) -> list[Draft
     """Return 1 to so many drafts, as written behind the knob and, where that says nothing, in the workload."""
     match = _WRITTEN.fullmatch(setting.text)
     if match is None:
-        raise ConfigError(f"--vary {setting}: expected how many, by which drafter, accepted how often ({VALUES}), got '{setting.text}'")
+        raise ConfigError(f"--vary {setting}: expected number, drafter and acceptance ({VALUES}), got '{setting.text}'")
     given = dict(known or {})
     most = int(match[1] or given.get("n") or _USUAL)
     if not 1 <= most <= MOST:
@@ -133,7 +133,7 @@ def read(setting: Setting, known: Mapping[str, Any] | None = None) -> list[Draft
         given["accept"] = shares[0] if len(shares) == 1 else shares
     if "accept" not in given:
         if most > len(ACCEPT) or given.get("by", "mtp") != "mtp":
-            raise ConfigError(f"--vary {setting}: expected how many drafts are accepted, got nothing; write '{setting.text} at 0.7'")
+            raise ConfigError(f"--vary {setting}: expected an acceptance, got none; write '{setting.text} at 0.7'")
         given["accept"] = list(ACCEPT)
     try:
         return [read_drafts(given | {"n": n}, f"--vary {setting}") for n in range(1, most + 1)]
@@ -189,7 +189,9 @@ def drafts(base: Base, setting: Setting, *, jobs: int | None = 1, progress: bool
                 lines.append(Line(name, one, (), found[0].row, engine, own.get("closed") or 0, str(failure)))
                 continue
             if not plain[0].row["tpot_mean_ns"]:
-                raise ConfigError(f"{base.place}: --vary drafts: expected answers of 2 tokens or more, got fewer; raise decode_tokens")
+                raise ConfigError(
+                    f"{base.place}: --vary drafts: expected answers of 2 tokens or more, got fewer; make them longer"
+                )
             ratios = tuple(a.row["tpot_mean_ns"] / b.row["tpot_mean_ns"] for a, b in zip(plain, found, strict=True))
             lines.append(Line(name, one, ratios, found[0].row, engine, own.get("closed") or 0))
     return lines
@@ -217,7 +219,7 @@ def table(lines: Sequence[Line], form: Format) -> str:
         return render_records(records(lines), form)
     head = ["policy", "drafts", "tok/s", "ratio", "pays", "pays from", "label", "to type"]
     cells = [_cells(one) for one in lines]
-    text = render(head, cells, form, head[1:4] + [head[5]])
+    text = render(head, cells, form, [*head[1:4], head[5]])
     return text + "\n" + ("\n\n" if form is Format.MD else "\n").join(_notes(lines)) + "\n"
 
 

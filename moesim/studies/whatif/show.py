@@ -27,7 +27,7 @@ def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
 def knob_table(form: Format) -> str:
     """Write the table of knobs."""
     rows = [(knob.name, knob.values, knob.changes) for knob in KNOBS.values()]
-    rows.append((DRAFTS, VALUES, "how many tokens are drafted, from 1 on; alone: the ratio, and from which acceptance on they pay"))
+    rows.append((DRAFTS, VALUES, "tokens drafted, from 1 on; alone: the ratio, and from which acceptance on they pay"))
     rows.append(("any key", "a value; xF, ±P% of a number", "of the experiment or the hardware profile, as --set spells it"))
     if form.for_programs:
         return render_records([dict(zip(("knob", "values", "changes"), row, strict=True)) for row in rows], form)
