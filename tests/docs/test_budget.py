@@ -15,7 +15,7 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 15_171,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; work of the host
-    "studies": 13_125,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; largest load; whether drafts pay
+    "studies": 13_129,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; whether drafts pay
     "trace": 10_075,  # 7,200; imports of any table or JSON and of counts; lifts; depth, prompts; rates no set has; served keys
     "live": 6_083,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_700,  # 4,300; latency by load, goodput, requests and slots over time
@@ -33,7 +33,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "serving": 3_020,  # arrivals, files of requests and of sessions, seven schedulers and one's own, KV cache in blocks, drafts
     TOP: 1_104,  # nearest names
     CPP: 6_102,  # 5,600
-    TESTS: 64_265,  # 42,000; parts, pastes, answers, requests, sessions
+    TESTS: 64_272,  # 42,000; parts, pastes, answers, requests, sessions
 }
 
 

@@ -103,6 +103,13 @@ def test_a_served_experiment_stays_as_it_is():
     assert "2 users" in found.text()
 
 
+def test_strata_drafts_one_token_in_each_slot():
+    two = RAW["workload"] | {"batch_size": 2}
+    found = moesim.whatif(RAW | {"policies": ["strata"], "workload": two}, ["drafts 2 at 1"], progress=False)
+    _, one = found.rows
+    assert one["drafts"] == 1 and one["ratio"] > 1.05
+
+
 def test_llama_cpp_gets_its_options(tmp_path: Path):
     found = moesim.whatif(RAW | {"policies": ["llama-cpp"]}, ["drafts 1"], progress=False)
     assert found.rows[1]["typed"] == "--spec-type draft-mtp --spec-draft-n-max 1"

@@ -169,6 +169,10 @@ def drafts(base: Base, setting: Setting, *, jobs: int | None = 1, progress: bool
     asked = read(setting, json.loads(known) if isinstance(known, str) else known)
     of_strata = all(one["name"] == "strata" for one in base.raw["policies"])
     own = served(workload, "strata" if of_strata else "llama-server")
+    made_here = not (workload.get("closed") or workload.get("arrivals"))
+    if of_strata and made_here and own["closed"] > 1:  # each slot has one draft
+        own["scheduler"] |= {"batch_mtp": True}
+        asked = asked[:1]
     raw = {**base.raw, "workload": own | {"drafts": [None, *(mapping_of(one) for one in asked)]}}
     experiment = Experiment(parse_config(raw, base.place), base.place)
     done = run_experiment(experiment, jobs=jobs, progress=progress, may_fail=True)
