@@ -65,7 +65,7 @@ def whatif(
         As of `moesim.run`; the experiment has one setting.
     vary : sequence of str
         As ``moesim whatif --vary``, such as ``"link.bytes_per_s x0.5,x2"``. Default: half and twice the rates of link, CPU
-        and GPU.
+        and GPU. ``"drafts 3"``, alone, answers whether 1 to 3 drafts pay.
     look : bool
         Look where along each knob the limit changes.
 
@@ -80,6 +80,7 @@ def whatif(
         If a knob or a value is unknown, or the machine's profile cannot express it.
     """
     from moesim.studies.whatif import show
+    from moesim.studies.whatif.drafts import drafts, drafts_alone
     from moesim.studies.whatif.settings import parse_vary, single
     from moesim.studies.whatif.study import halved_and_doubled
     from moesim.studies.whatif.study import whatif as vary_experiment
@@ -87,12 +88,29 @@ def whatif(
     config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick)
     base = single(config, place)
     variations = [together for text in vary for together in parse_vary(text)] if vary else halved_and_doubled(base)
+    if (setting := drafts_alone(variations)) is not None:
+        return of_drafts(drafts(base, setting, jobs=jobs, progress=progress))
     lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=progress)
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     return Study(
         lines, failures, "whatif", show.records_of(lines, quick), lambda form: show.table(lines, form, quick),
         lambda: show.files_of(lines, quick),
     )  # fmt: skip
+
+
+def of_drafts(lines: Sequence[Any]) -> Study:
+    """Answer whether drafts pay."""
+    from moesim.studies.whatif import drafts as study
+
+    failures = [f"{line.policy}, drafts: {line.error}" for line in lines if line.error]
+    return Study(
+        list(lines),
+        failures,
+        "whatif",
+        study.records(lines),
+        lambda form: study.table(lines, form),
+        lambda: study.files_of(lines),
+    )
 
 
 @checked("diff", run_a="path", run_b="path", trust="flag", inputs="path")

@@ -14,14 +14,14 @@ PACKAGE = ROOT / "moesim"
 TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
-    "policies": 15_170,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; work of the host
-    "studies": 12_850,  # 7,500; one screen, pasted speeds, support, parts to vary; rows of measured engines; the largest load
+    "policies": 15_171,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; work of the host
+    "studies": 13_129,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; whether drafts pay
     "trace": 10_075,  # 7,200; imports of any table or JSON and of counts; lifts; depth, prompts; rates no set has; served keys
     "live": 6_083,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_700,  # 4,300; latency by load, goodput, requests and slots over time
     "experiment": 5_010,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
     "cli": 3_935,  # with api 4,000; parts, pastes, one screen, measured engines; capacity, schedulers
-    "api": 1_425,  # engines; answers without a machine; capacity, requests of a result
+    "api": 1_442,  # engines; answers without a machine; capacity, requests of a result
     "recorder": 3_433,
     "metrics": 3_222,  # 2,600; of requests, as serving benchmarks define them
     "hardware": 5_088,  # with model 4,000; machines from parts and pastes; what engines do on the host; drafts
@@ -33,7 +33,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "serving": 3_020,  # arrivals, files of requests and of sessions, seven schedulers and one's own, KV cache in blocks, drafts
     TOP: 1_104,  # nearest names
     CPP: 6_102,  # 5,600
-    TESTS: 64_110,  # 42,000; parts, pastes, answers, requests, sessions
+    TESTS: 64_272,  # 42,000; parts, pastes, answers, requests, sessions
 }
 
 

@@ -10,6 +10,9 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.policies.registry import make_policy
 from moesim.records import Records
+from moesim.serving import composed
+from moesim.trace import Trace
+from moesim.trace.workload import WorkloadSpec
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, workload
 from tests.policies.caches_kit import FAST, copied, served
 
@@ -95,7 +98,7 @@ def test_more_rows_than_its_batch_has_are_refused() -> None:
     work = workload([[[[0, 1]]]] * 9, n_experts=8)
     tables = {"activation_frequency": np.zeros((1, 8))}
     model = tiny_model(n_layers=1, n_experts=8)
-    with pytest.raises(ConfigError, match="at most 8 requests at once"):
+    with pytest.raises(ConfigError, match="at most 8 rows in a window, got 9 decode rows"):
         play(make_policy("strata"), work, FAST, model=model, slots={"gpu0": 4}, tables=tables)
 
 
@@ -131,3 +134,38 @@ def test_a_large_prompt_streams_all_absent_experts_ahead_of_their_use() -> None:
     assert copies(records, 1)[:2] == [(0, 3), (0, 4)], "they come back in the order of their slots"
     ring_of_eight = run(options | {"prefill_ring": 8}, PROMPT, 12, prompt=3, layers=2)
     assert copies(ring_of_eight, 0) == [(0, 5), (0, 7), (1, 0), (1, 7)], "a ring must have more than eight slots"
+
+
+# --------------------------------------------------------------------------------------------------------- served requests
+def slots(engine: str, **more: Any) -> Records:
+    """Serve two users whose prompts of four tokens are read in chunks of two, with slots that decode in between."""
+    routing = np.array(PROMPT + [[[0, 1], [0, 7]]] * 8, dtype=np.uint8)
+    trace = Trace.build(experts=routing, n_prompt=[4], n_decode=[8], n_experts=8, model="tiny", label="synthetic")
+    asked = {"closed": 2, "n_requests": 2, "prompt_tokens": 4, "answer_tokens": 6, **more}
+    scheduler = {"name": "strata", "parallel": 2, "prefill": 2, "decode_share": 0.01, "batch_mtp": True}
+    work = composed(trace, WorkloadSpec(**asked, scheduler=scheduler))
+    heat = -np.arange(16.0).reshape(2, 8)
+    return play(
+        make_policy({"name": "strata", "pcie_frac": 0.0}), work, FAST, model=tiny_model(n_layers=2, n_experts=8), engine=engine,
+        slots={"gpu0": 12}, tables={"activation_frequency": heat},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["simpy", "native"])
+def test_windows_between_the_chunks_of_a_prompt_have_no_lent_slots(engine: str) -> None:
+    found = slots(engine)
+    phases = [(step.phase, step.n_tokens) for step in found.steps[:6]]
+    assert phases == [*[("prefill", 2)] * 3, ("decode", 1), ("prefill", 2), ("decode", 2)]
+    assert copies(found, 3) == [], "nothing comes back"
+    assert copies(found, 4) == [(0, 5), (0, 7), (1, 0), (1, 7)], "what the first chunk copied has left"
+    assert served(found)[3] == [0, 1], "of the first layer; of the second all slots are lent"
+    assert copies(found, 5) == [(0, e) for e in range(4, 8)] + [(1, e) for e in range(4)]
+
+
+@pytest.mark.parametrize("engine", ["simpy", "native"])
+def test_a_window_with_drafts_is_split_as_one(engine: str) -> None:
+    """Two slots with a proposal each are four rows; each expert on the CPU runs once for all of them."""
+    found = slots(engine, drafts={"n": 3, "accept": 1, "by": "ngram"})
+    window = next(step for step in found.steps if step.phase == "decode" and step.n_tokens == 4)
+    tasks = [t for t in found.tasks if t.step == window.step and t.expert >= 0 and t.layer == 1]
+    assert [(t.expert, t.rows, t.device) for t in tasks] == [(0, 4, "cpu0"), (7, 4, "cpu0")]

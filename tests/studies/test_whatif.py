@@ -372,7 +372,7 @@ def test_the_table_of_knobs_lists_them_all(cli: typer.Typer):
     code, text = call(cli, "--knobs")
     assert code == 0
     assert all(name in text for name in KNOBS)
-    assert len(json.loads(knob_table(Format.JSON))) == len(KNOBS) + 1
+    assert len(json.loads(knob_table(Format.JSON))) == len(KNOBS) + 2
 
 
 LINK = "links.cpu0->gpu0.pinned.bytes_per_s"

@@ -1,11 +1,11 @@
 """Strata: misses of a window split between CPU and link, a profiled cache that adapts, prompts streamed.
 
-Niko1221/Strata: docs/DETAILS.md and src/core/expert_source.cpp at 0173fc46, src/core/verify.cpp at e1aeec84, src/program/generate.cpp, and the
+Niko1221/Strata: docs/BATCHING.md at 045219a1, docs/DETAILS.md and src/core/expert_source.cpp at 0173fc46, src/core/verify.cpp at e1aeec84, src/program/generate.cpp, and the
 users' simulator ops/cache-sim.py, which was checked against the engine's counts; versions 0.1.40 to 0.1.42.
 
 | decision | code | ours |
 |---|---|---|
-| window | the rows of a step: a token and its drafts, or a row of each slot (``--batch``), at most 8 | the rows of a decode step; more than 8 are refused |
+| window | the rows of a step: a token and its drafts (``--spec``), a row of each slot (``--batch``), or two (``--batch-mtp``), at most 8 | the rows of a decode step, as the workload's ``drafts`` and the scheduler ``strata`` make them; more than 8 are refused |
 | at the start | hottest pairs of layer and expert of a profile, as many as fit; so each layer has its number | the same, by the calibration table |
 | hits | the GPU computes them | the same |
 | misses | the last m of n in routing order are copied to 16 staging buffers, for the GPU, and dropped; the CPU computes the others, each once for all rows | the same |
@@ -19,6 +19,7 @@ users' simulator ops/cache-sim.py, which was checked against the engine's counts
 | prompts | chunks (``--prefill``, automatic: 512 to 16,384); the GPU computes all | ``prefill``, 4,096 [choice] |
 | a chunk's buffers | cache slots, from the last on, refilled after the prompt | the same, for the slots through which experts pass |
 | from 1,024 tokens on | all absent experts of each layer pass in order through a ring, ahead of their use (``--prefill-stream-min``) | the same; the ring's size is ``prefill_ring``, 384 as printed on an 8 GB card |
+| windows between the chunks of a prompt | see the cache without the lent slots; no adaptation meanwhile | the same; such windows do not count towards the next adaptation [choice] |
 | fewer tokens | the absent experts that are routed, through 8 slots | the same |
 | host, each layer | reads the chosen ids, plans the GPU's part, builds the CPU's jobs | ``readback``, ``plan``, ``handover`` |
 | host, between windows | writes which experts are there to the GPU, once for all that have arrived | ``table`` |
@@ -85,9 +86,7 @@ class Strata(PolicyBase):
     engine = "strata"
     each_layer = ("readback", "plan")
     missing = (
-        "drafts of a verify window (--spec): a window has a row of each request",
         "prompts of up to 64 tokens read as windows (--short-read)",
-        "prompts and answers of several slots in turns (--batch): slots decode for half a chunk's time between chunks",
         "a prompt chunk's own buffers in cache slots: they are the machine's workspace",
         "the automatic size of chunk and ring, by free memory",
         "slots sized in bytes for each layer: all are as large as the largest expert",
@@ -141,7 +140,8 @@ class Strata(PolicyBase):
         self._n_experts = model.n_experts
         self._coming: dict[Unit, None] = {}  # have a slot, and are no hits yet
         self._lent: dict[int, Unit | None] = {}  # slots lent to a prompt, and who comes back to them
-        self._streams = False
+        self._streams = self._prefills = False
+        self._reads = False  # a prompt, of which more chunks are to come
         self._stream = StreamedAhead(gpu, CACHE, 1)
         self._usage: list[dict[int, float]] = [{} for _ in range(model.n_layers)]
         self._windows = 0
@@ -173,14 +173,18 @@ class Strata(PolicyBase):
         for layer, expert in arrived:
             del self._coming[layer, expert]
             self._there[layer].add(expert)
-        if event.phase == "prefill":
+        self._prefills = event.phase == "prefill"
+        if self._prefills:
+            self._reads = not event.last_chunk
             return self._lend(len(event.requests))
         if len(event.requests) > MOST_ROWS:
             raise ConfigError(
-                f"policy strata: expected at most {MOST_ROWS} requests at once, as its --batch has, got {len(event.requests)}; "
-                f"set workload.batch_size to {MOST_ROWS} or less"
+                f"policy strata: expected at most {MOST_ROWS} rows in a window, got {len(event.requests)} {event.phase} rows; lower "
+                f"workload.batch_size or drafts.n, or set workload.scheduler: strata"
             )
         actions: list[Action] = [Work("table", self._gpu)] if arrived else []
+        if self._reads:
+            return actions
         actions += self._refill()
         if self._windows and not self._windows % self.adapt_every:
             actions += self._adapt()
@@ -188,7 +192,7 @@ class Strata(PolicyBase):
         return actions
 
     def on_routed(self, event: Routed, view: View) -> list[Action]:
-        if not self._lent:
+        if not self._prefills:
             return self._window(event)
         layer = event.layer
         coming = [e for e in event.active if (layer, e) in self._coming]

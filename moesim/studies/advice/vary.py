@@ -16,6 +16,7 @@ from moesim.model import load_model
 from moesim.studies.advice.llama_cpp import LlamaCpp, Point, Speed
 from moesim.studies.advice.question import Asked, is_open, look_up
 from moesim.studies.advice.screen import point_record
+from moesim.studies.whatif import drafts
 from moesim.studies.whatif.knobs import change
 from moesim.studies.whatif.settings import Base, Setting, single
 
@@ -42,6 +43,18 @@ def vary(asked: Asked, variations: Sequence[Sequence[Setting]]) -> list[Variatio
             changed = change(base, together)
             found.append(_answer(asked, changed.raw, changed.name, Path(folder)))
     return found
+
+
+def drafts_of(asked: Asked, setting: Setting) -> list[drafts.Line]:
+    """Answer whether drafts pay with llama.cpp's best setting, which makes room for their head and for the context."""
+    with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+        base = _base(asked, Path(folder))
+        workload = drafts.served(base.raw["workload"])
+        workload["scheduler"] |= {"kv_tokens": asked.room * workload["closed"]}
+        raw = {key: value for key, value in base.raw.items() if key != "trace"}  # neighbouring tokens share experts
+        memory = min((one.memory_bytes for one in base.profile.devices.values() if one.role == "accelerator"), default=0)
+        raw |= {"workload": workload, "cache": {"budget": memory}}
+        return drafts.drafts(replace(base, raw=raw), setting)
 
 
 def _base(asked: Asked, folder: Path) -> Base:

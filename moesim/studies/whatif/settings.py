@@ -98,6 +98,8 @@ def parse_vary(text: str) -> list[tuple[Setting, ...]]:
     [['link.bytes_per_s x0.5', 'batch 4'], ['link.bytes_per_s x2', 'batch 4']]
     """
     found: list[tuple[Setting, ...]] = [()]
+    if text.strip() == "drafts":  # as many as usual
+        return [(Setting("drafts", ""),)]
     for part in text.split("&"):
         match = re.fullmatch(r"\s*([^\s=]+)\s*(?:\s|(?==))\s*(.*\S)\s*", part)
         values = [value.strip().removeprefix("=").strip() for value in match[2].split(",")] if match else []

@@ -11,6 +11,8 @@ from moesim.core.units import NS_PER_MS, NS_PER_S, format_size
 from moesim.experiment.report import cost_notes, split_notes
 from moesim.metrics.fidelity import fresh_cell
 from moesim.metrics.frames import frame_bytes
+from moesim.studies.whatif.drafts import KNOB as DRAFTS
+from moesim.studies.whatif.drafts import VALUES
 from moesim.studies.whatif.knobs import KNOBS, knob_of
 from moesim.studies.whatif.settings import quantity
 from moesim.studies.whatif.study import Line, records
@@ -25,6 +27,7 @@ def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
 def knob_table(form: Format) -> str:
     """Write the table of knobs."""
     rows = [(knob.name, knob.values, knob.changes) for knob in KNOBS.values()]
+    rows.append((DRAFTS, VALUES, "tokens drafted, from 1 on; alone: the ratio, and from which acceptance on they pay"))
     rows.append(("any key", "a value; xF, ±P% of a number", "of the experiment or the hardware profile, as --set spells it"))
     if form.for_programs:
         return render_records([dict(zip(("knob", "values", "changes"), row, strict=True)) for row in rows], form)
