@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from moesim.core.units import format_memory
+from moesim.core.units import format_memory, slots_of
 from moesim.errors import CapacityError, PolicyError, unknown_name, unknown_width
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.policy import KV, LAYER_PARTS, STEP_PARTS, Placement
+from moesim.trace.workload import KvPlace
 
 
 def check_placement(model: ModelSpec, hardware: HardwareProfile, placement: Placement, policy_name: str) -> None:
@@ -154,6 +155,40 @@ def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> st
     return placement.streamed.get((KV, layer)) or placement.parts.get((KV, layer), attends)
 
 
+def with_kv(model: ModelSpec, hardware: HardwareProfile, placement: Placement, kv: KvPlace | None) -> Placement:
+    """Return a placement with the KV cache of GPUs in host memory, as far as a workload asks for it."""
+    host = next((name for name, device in hardware.devices.items() if device.role == "host"), None)
+    if kv is None or host is None:
+        return placement
+    mixers = [[block.mixer for block in blocks if block.mixer] for blocks in model.groups]
+    growing = [
+        layer for layer, found in enumerate(mixers) if any(store.kept is None for mixer in found for store in mixer.own)
+        and hardware.devices[kv_device(hardware, placement, layer)].role == "accelerator"
+    ]  # fmt: skip
+    moved = {(KV, layer): host for layer in growing[len(growing) - slots_of(kv.host, len(growing)) :]}
+    if kv.read == "attended":
+        streamed = {key: device for key, device in placement.streamed.items() if key not in moved}
+        return replace(placement, parts={**placement.parts, **moved}, streamed=streamed)
+    parts = {key: device for key, device in placement.parts.items() if key not in moved}
+    depth = max(1, placement.stream_depth)  # the next layer's while this one computes
+    streamed = {**placement.streamed, **moved}
+    return replace(placement, parts=parts, streamed=streamed, kv_resident=kv.resident, stream_depth=depth)
+
+
+def kv_bytes_at(
+    model: ModelSpec, hardware: HardwareProfile, placement: Placement, layer: int, tokens: int, requests: int
+) -> dict[str, int]:  # fmt: skip
+    """Return the bytes of a layer's (-1: leading layers') KV cache by device."""
+    whole = model.kv_bytes(layer, tokens, requests)
+    if layer < 0:
+        return {placement.parts.get(("leading", -1), hardware.compute): whole}
+    far = kv_device(hardware, placement, layer)
+    if not placement.kv_resident or (KV, layer) not in placement.streamed:
+        return {far: whole}
+    near = model.kv_bytes(layer, min(tokens, placement.kv_resident * requests), requests)
+    return {placement.parts.get(("attention", layer), hardware.compute): near, far: whole - near}
+
+
 def required_bytes(
     model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement, n_requests: int = 1,
     *, draft_head: bool = False,
@@ -175,9 +210,10 @@ def required_bytes(
     for layer in range(model.n_layers):
         for part in LAYER_PARTS:
             add(at(part, layer), "weights", model.part_bytes(part, layer))
-        add(kv_device(hardware, placement, layer), "kv", model.kv_bytes(layer, peak_kv_tokens, n_requests))
+    for layer in range(-1, model.n_layers):
+        for where, n_bytes in kv_bytes_at(model, hardware, placement, layer, peak_kv_tokens, n_requests).items():
+            add(where, "kv", n_bytes)
     add(at("leading", -1), "weights", model.leading_bytes)
-    add(placement.parts.get(("leading", -1), hardware.compute), "kv", model.kv_bytes(-1, peak_kv_tokens, n_requests))
     add(at("embedding", -1), "weights", model.embedding_bytes)
     tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
@@ -193,9 +229,9 @@ def required_bytes(
     buffers: dict[str, int] = {}
     for use in (use for one in by_rows(hardware, placement) for use in stream_uses(model, hardware, one)):
         size = sum(
-            model.kv_bytes(use.layer, peak_kv_tokens, n_requests) if part == KV else model.part_bytes(part, use.layer)
-            for part in use.parts
-        )
+            kv_bytes_at(model, hardware, placement, use.layer, peak_kv_tokens, n_requests)[kv_device(hardware, placement, use.layer)]
+            if part == KV else model.part_bytes(part, use.layer) for part in use.parts
+        )  # fmt: skip
         buffers[use.device] = max(buffers.get(use.device, 0), size)
     for name, n_bytes in buffers.items():
         add(name, "streams", (placement.stream_depth + 1) * n_bytes)

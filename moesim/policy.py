@@ -285,6 +285,8 @@ class Placement:
     streamed : mapping of (part, layer) to device
         Parts whose weights lie in the memory of another device, and are copied to that of the part for each use. Parts are
         named as in ``parts``, or `KV`: the cache that attention reads, to which what it adds goes back.
+    kv_resident : int
+        Tokens of each request, the newest, whose streamed cache stays with attention: only older ones are copied.
     stream_depth : int
         How many uses ahead they are copied: 0 copies a part once it is reached. Each device has a buffer for one use more.
     offloaded : mapping of (part, layer) to device
@@ -308,6 +310,7 @@ class Placement:
     reserved: Mapping[str, int] = field(default_factory=dict)
     workspace: Mapping[str, int] = field(default_factory=dict)
     streamed: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    kv_resident: int = 0
     stream_depth: int = 0
     offloaded: Mapping[tuple[str, int], str] = field(default_factory=dict)
     offload_from: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from functools import partial
 from operator import index as whole
 from typing import Any, NamedTuple
 
@@ -12,7 +13,18 @@ from moesim.engine.state import DeviceState, HostThread, Layout, LinkState, Medi
 from moesim.engine.streams import Streams
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError
-from moesim.fits import backing_devices, by_rows, check_capacity, check_placement, kept_apart, kv_device, required_bytes
+from moesim.fits import (
+    backing_devices,
+    by_rows,
+    check_capacity,
+    check_placement,
+    kept_apart,
+    kv_bytes_at,
+    required_bytes,
+    with_kv,
+)
+from moesim.hardware import HardwareProfile
+from moesim.model import ModelSpec
 from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
 
 FIXED = ("weights", "streams", "workspace", "reserved", "experts", "drafts")
@@ -49,13 +61,12 @@ def place(state: State) -> list[Placed]:
     placement = state.policy.place(state.view)
     model, hardware = state.model, state.costs.hardware
     check_placement(model, hardware, placement, state.policy_name)
+    placement = with_kv(model, hardware, placement, state.workload.spec.kv_place)
     if state.placed is not None:
         state.placed(placement)
     seen = by_rows(hardware, placement)[: 2 if state.workload.max_tokens >= placement.offload_from else 1]
     state.layouts, state.offload_from = tuple(_layout(state, one) for one in seen), placement.offload_from
-    caches = [kv_device(hardware, placement, layer) for layer in range(model.n_layers)]
-    for layer, name in [*enumerate(caches), (-1, state.layouts[0].step_parts["leading"].name)]:
-        state.kv_layers.setdefault(name, []).append(layer)
+    state.kv_at = partial(kv_at, model, hardware, placement)
     for name, device in state.devices.items():
         device.backing = device.memory.backing = name in backing_devices(hardware, placement)
     work = state.workload
@@ -72,6 +83,15 @@ def place(state: State) -> list[Placed]:
             memory.capacity = memory.spare = sys.maxsize
         memory.used = memory.peak = sum(v for k, v in needed[name].items() if k in FIXED)
     return _copies(state, placement)
+
+
+def kv_at(model: ModelSpec, hardware: HardwareProfile, placement: Placement, tokens: int, requests: int) -> dict[str, int]:
+    """Return the bytes of the KV cache of all layers by device."""
+    found: dict[str, int] = {}
+    for layer in (*range(model.n_layers), -1):
+        for name, n_bytes in kv_bytes_at(model, hardware, placement, layer, tokens, requests).items():
+            found[name] = found.get(name, 0) + n_bytes
+    return found
 
 
 def _layout(state: State, placement: Placement) -> Layout:

@@ -333,7 +333,7 @@ class State:
     thread: HostThread | None = None
     layouts: tuple[Layout, ...] = ()  # of all steps, or of those with fewer rows than `offload_from` and of the others
     offload_from: int = 1
-    kv_layers: dict[str, list[int]] = field(default_factory=dict)  # whose KV cache is in each device's memory; -1: leading ones
+    kv_at: Callable[[int, int], Mapping[str, int]] = field(init=False)  # bytes of KV cache by device, of tokens and requests
     # What goes on.
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins

@@ -156,9 +156,9 @@ def next_step(state: State) -> None:
 
 def _reserve_kv(state: State, tokens: int, requests: int) -> None:
     """Hold the KV of the active requests at their final lengths."""
-    for name, layers in state.kv_layers.items():
+    for name, n_bytes in state.kv_at(tokens, requests).items():
         memory = state.devices[name].memory
-        change = sum(state.model.kv_bytes(layer, tokens, requests) for layer in layers) - memory.kv
+        change = n_bytes - memory.kv
         if change:
             memory.kv += change
             memory.add(change, state.now)

@@ -44,6 +44,7 @@ class Streams:
         self.source = {**placement.streamed, **apart}
         self.order = stream_uses(state.model, state.costs.hardware, placement)
         self.depth = placement.stream_depth
+        self.near = {layer: placement.kv_resident for part, layer in placement.streamed if part == KV}
         self._by_part: dict[tuple[str, int], Use] = {}
 
     def begin_step(self, state: State) -> None:
@@ -91,7 +92,7 @@ class Streams:
         use.stream.over += 1
         layer = use.of.layer
         if KV in use.of.parts:  # what the step adds to it
-            n_bytes = state.model.new_kv_bytes(layer, state.step.n_tokens)
+            n_bytes = self.leaving_bytes(state.model, state.step, layer)
             path = path_between(state, use.of.device, self.source[KV, layer])
             send_message(state, path, n_bytes, UPDATE, lambda: None, cause="write-back", layer=layer)
         self._go_on(state, use.stream)
@@ -141,11 +142,20 @@ class Streams:
     def _bytes(self, state: State, part: str, layer: int) -> int:
         """Return the bytes of a part, or of the active requests' cache before this step."""
         if part == KV:
-            return context_bytes(state.model, state.step, layer)
+            return self.context_bytes(state.model, state.step, layer)
         return state.model.part_bytes(part, layer)
 
+    def context_bytes(self, model: ModelSpec, step: Step, layer: int) -> int:
+        """Return what a layer keeps elsewhere of the active requests before a step."""
+        contexts, near = [context for _, context in step.sequences], self.near.get(layer, 0)
+        if not any(context > near for context in contexts):
+            return 0
+        stays = sum(min(context, near) for context in contexts)
+        whole = model.kv_bytes(layer, sum(contexts), len(contexts))
+        return whole - (model.kv_bytes(layer, stays, len(contexts)) if near else 0)
 
-def context_bytes(model: ModelSpec, step: Step, layer: int) -> int:
-    """Return what a layer keeps of the active requests before a step."""
-    contexts = [context for _, context in step.sequences]
-    return model.kv_bytes(layer, sum(contexts), len(contexts)) if any(contexts) else 0
+    def leaving_bytes(self, model: ModelSpec, step: Step, layer: int) -> int:
+        """Return what a step adds to the cache elsewhere: tokens that do not stay with attention, or no longer."""
+        near = self.near.get(layer, 0)
+        n_tokens = sum(min(n, max(0, context + n - near)) for n, context in step.sequences) if near else step.n_tokens
+        return model.new_kv_bytes(layer, n_tokens)

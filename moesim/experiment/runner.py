@@ -13,7 +13,7 @@ from moesim.engine import chosen, empty_view, simulate
 from moesim.errors import CapacityError, MoesimError, PolicyError, describe_exception
 from moesim.experiment.routing import SCORES, routing_labels, routing_notes
 from moesim.experiment.sweep import Ends, RunSpec
-from moesim.fits import lacking, paging_note, required_bytes
+from moesim.fits import lacking, paging_note, required_bytes, with_kv
 from moesim.hardware import LABELS, HardwareProfile, load_hardware, weakest
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Value, serving
@@ -83,7 +83,8 @@ def initial_placement(
     tables: Mapping[str, NDArray[Any]],
 ) -> Placement:  # fmt: skip
     """Ask a policy for its placement without running it; CapacityError if it needs more slots."""
-    return policy.place(empty_view(model, costs, workload, policy, cache_slots, tables))
+    placement = policy.place(empty_view(model, costs, workload, policy, cache_slots, tables))
+    return with_kv(model, costs.hardware, placement, workload.spec.kv_place)
 
 
 def slots_used(placement: Placement, model: ModelSpec) -> int:
@@ -130,6 +131,7 @@ def slots_within(
             placement = policy.place(view)
         except CapacityError:
             return 0, ""
+        placement = with_kv(model, costs.hardware, placement, workload.spec.kv_place)
         need = required_bytes(
             model, costs.hardware, workload.peak_kv_tokens, placement, workload.peak_requests, draft_head=workload.draft_head
         )

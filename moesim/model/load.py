@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from moesim.core.gate import JSON, YAML, read_text
 from moesim.core.limits import BITS
@@ -27,6 +27,10 @@ _REQUIRED = tuple(key for key in FIELDS if key not in DEFAULTS)
 _SETTABLE = tuple(key for key in FIELDS if key != "labels")
 _YAML = (".yaml", ".yml")
 _FILES = (".json", ".gguf", *_YAML)
+KV_TYPES: Final[Mapping[str, float]] = {
+    "f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5
+}  # fmt: skip
+"""Bits of a number of KV cache by the names that servers use; ggml's blocks of 32 numbers count with their scales."""
 _OF_LAYERS = ("name", "source", "top_k", "expert_bits", "low_bits", "other_bits", "kv_bits", "act_bits", "expert_bytes_by_layer")
 _BUILT_IN = (
     "mixtral-8x7b", "phi-3.5-moe", "deepseek-v2-lite", "moonlight-16b-a3b", "qwen1.5-moe", "qwen2-57b-a14b", "qwen3-30b-a3b",
@@ -201,6 +205,10 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
         changes["low_bits"] = tuple(low_bits)
     elif "expert_bits" in changes:
         changes.setdefault("low_bits", ())
+    if isinstance(kind := changes.get("kv_bits"), str):
+        if kind.lower() not in KV_TYPES:
+            raise ModelError(f"{place}.kv_bits: {unknown_name('type', kind, KV_TYPES)}; or give a number of bits")
+        changes["kv_bits"] = KV_TYPES[kind.lower()]
     low = changes.get("low_bits")
     if isinstance(low, (int, float, list)):  # next to the bytes of each layer, which have no number of bits
         changes["low_bits"] = tuple(low) if isinstance(low, list) else (low,)

@@ -52,7 +52,8 @@ def drawn(rng: np.random.Generator) -> Placement:
         elif part == KV and rng.random() < 0.6:
             parts[part, layer] = "cpu0" if rng.random() < 0.8 else "gpu0"
     copies = [Copy(layer, range(4), "gpu0") for layer in layers]
-    return Placement(copies, [Pool("gpu0", "cache", 12_000)], parts, streamed=streamed, stream_depth=int(rng.integers(0, 4)))
+    depth, near = int(rng.integers(0, 4)), int(rng.integers(0, 3))
+    return Placement(copies, [Pool("gpu0", "cache", 12_000)], parts, streamed=streamed, stream_depth=depth, kv_resident=near)
 
 
 def offloaded(rng: Random, placement: Placement) -> dict[tuple[str, int], str]:

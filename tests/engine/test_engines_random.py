@@ -93,8 +93,9 @@ def check_bytes(records: Records, work: Any, placement: Placement, uses: Any) ->
                 if part == KV:
                     if step.phase == "decode" and (KV, use.layer) in placement.parts:
                         continue
-                    down += kv * sum(context for _, context in step.sequences)
-                    up += kv * step.n_tokens
+                    near = placement.kv_resident if (KV, use.layer) in placement.streamed else 0
+                    down += kv * sum(max(0, context - near) for _, context in step.sequences)
+                    up += kv * sum(max(0, context + n - near) - max(0, context - near) for n, context in step.sequences)
                 elif part != "head" or step.n_sequences:
                     down += MODEL.part_bytes(part, use.layer)
     found = {"write-back": 0}

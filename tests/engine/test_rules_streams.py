@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moesim.engine.streams import context_bytes
+from moesim.engine.streams import Streams
 from moesim.errors import CapacityError, PolicyError
 from moesim.fits import by_rows, required_bytes
 from moesim.metrics import bytes_moved, counts
@@ -414,4 +414,5 @@ def test_what_cannot_be_offloaded_is_refused(offloaded: Any, offload_from: int, 
 @pytest.mark.parametrize(("contexts", "kept"), [([0, 5, 3], 8), ([0, 0], 0), ([4], 4), ([], 0)])
 def test_a_cache_of_requests_some_of_which_begin_is_that_of_the_others(contexts: list[int], kept: int) -> None:
     model, step = tiny_model(), SimpleNamespace(sequences=[(1, context) for context in contexts])
-    assert context_bytes(model, step, 0) == (model.kv_bytes(0, kept, len(contexts)) if kept else 0)  # type: ignore[arg-type]
+    streams: Any = SimpleNamespace(near={})
+    assert Streams.context_bytes(streams, model, step, 0) == (model.kv_bytes(0, kept, len(contexts)) if kept else 0)  # type: ignore[arg-type]

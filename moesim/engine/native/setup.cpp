@@ -223,6 +223,7 @@ static std::unique_ptr<Streams> read_streams(State &state, nb::handle twin) {
     if (twin.is_none()) return nullptr;
     auto found = std::make_unique<Streams>();
     Streams &streams = *found;
+    streams.twin = nb::borrow(twin);
     streams.depth = int(int_attr(twin, "depth"));
     nb::object source = own(PySequence_List(ask(state, attr(attr(twin, "source"), "items"), {}).ptr()));
     Items sources(source.ptr()), order(attr(twin, "order").ptr());
@@ -268,10 +269,6 @@ void adopt(State &state, nb::handle copies) {
     for (Py_ssize_t i = 0; i < layouts.size(); ++i) state.layouts.push_back(read_layout(state, layouts[i]));
     state.layout = state.layouts.front().get();
     state.offload_from = int_attr(state.twin, "offload_from");
-    nb::object caches = items_of(state, state.twin, "kv_layers");
-    Items kv_layers(caches.ptr());
-    for (Py_ssize_t i = 0; i < kv_layers.size(); ++i)
-        state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), nb::borrow(PyTuple_GET_ITEM(kv_layers[i], 1)));
     for (DeviceState &device : state.devices) place_memory(state, device);
     put(state, copies);
 }

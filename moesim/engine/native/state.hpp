@@ -309,7 +309,6 @@ struct State {
     std::vector<std::unique_ptr<Layout>> layouts;  // of all steps, or of those with fewer rows than `offload_from` and of the others
     Layout unplaced, *layout = &unplaced;  // of the present step
     i64 offload_from = 1;
-    std::vector<std::pair<DeviceState *, nb::object>> kv_layers;  // layers whose KV cache is in each device's memory
     std::vector<std::vector<LinkState *>> paths;  // from each device to each other; empty: not asked
     std::vector<std::vector<LinkState *>> alone;  // each link as a path
     std::unordered_map<i64, i64> activation_bytes;  // of rows, as far as asked

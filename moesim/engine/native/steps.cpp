@@ -14,10 +14,11 @@ static void end_step(State &state);
 static void reserve_kv(State &state, i64 tokens, i64 requests) {
     if (state.kv_held == std::pair(tokens, requests)) return;
     state.kv_held = {tokens, requests};
-    for (auto &[device, layers] : state.kv_layers) {
-        nb::object model = state.model;
-        i64 held = as_int(ask(state, attr(state.py.texts, "kv_bytes"), {ref(model), ref(layers), num(tokens), num(requests)}));
-        i64 change = held - device->memory.kv;
+    nb::object found = own(PySequence_List(ask(state, attr(ask(state, attr(state.twin, "kv_at"), {num(tokens), num(requests)}), "items"), {}).ptr()));
+    Items caches(found.ptr());
+    for (Py_ssize_t i = 0; i < caches.size(); ++i) {
+        DeviceState *device = find_device(state, PyTuple_GET_ITEM(caches[i], 0));
+        i64 change = as_int(PyTuple_GET_ITEM(caches[i], 1)) - device->memory.kv;
         if (change) {
             device->memory.kv += change;
             device->memory.add(change, state.now);

@@ -76,7 +76,7 @@ void Streams::read_by(State &state, Task *task) {
     if (--use->left) return;
     ++use->stream->over;
     if (std::find(use->of.parts.begin(), use->of.parts.end(), "kv") != use->of.parts.end()) {  // what the step adds to it
-        i64 n_bytes = as_int(moesim::ask(state, attr(state.model, "new_kv_bytes"), {num(use->of.layer), num(state.step_rows)}));
+        i64 n_bytes = as_int(moesim::ask(state, attr(twin, "leaving_bytes"), {ref(state.model), ref(state.step), num(use->of.layer)}));
         const auto &path = path_between(state, use->of.device, source.at({"kv", use->of.layer}));
         send_message(state, path, n_bytes, UPDATE, [] {}, true, Cause::write_back, use->of.layer);
     }
@@ -122,8 +122,7 @@ void Streams::ask(State &state, const std::shared_ptr<Use> &use, i64 urgency) {
 
 /// Bytes of a part, or of what the active requests have in the cache before this step.
 i64 Streams::bytes_of(State &state, const std::string &part, int layer) {
-    nb::object texts = state.py.texts;
-    if (part == "kv") return as_int(moesim::ask(state, attr(texts, "context_bytes"), {ref(state.model), ref(state.step), num(layer)}));
+    if (part == "kv") return as_int(moesim::ask(state, attr(twin, "context_bytes"), {ref(state.model), ref(state.step), num(layer)}));
     return as_int(moesim::ask(state, attr(state.model, "part_bytes"), {nb::cast(part).release().ptr(), num(layer)}));
 }
 

@@ -35,6 +35,7 @@ struct Stream {
 };
 
 struct Streams {
+    nb::object twin;  // the Python one, which knows what the KV cache takes
     std::map<std::pair<std::string, int>, DeviceState *> source;
     std::vector<StreamUse> order;
     int depth = 0;

@@ -12,7 +12,6 @@ from moesim.engine.actions import WRONG_TYPE, sources
 from moesim.engine.state import fail_at as fail
 from moesim.engine.state import short_repr
 from moesim.engine.steps import check_length, kinds, n_requests
-from moesim.engine.streams import context_bytes
 from moesim.engine.visit import gate_mass, inexact_records
 from moesim.errors import DeadlockError, unknown_name, unknown_width
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
 __all__ = [
-    "WRONG_TYPE", "context_bytes", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",
-    "inexact_records", "is_iterable", "kinds", "kv_bytes", "n_requests", "short_repr", "sources",
+    "WRONG_TYPE", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",
+    "inexact_records", "is_iterable", "kinds", "n_requests", "short_repr", "sources",
     "too_long", "unknown_name", "unknown_width",
 ]  # fmt: skip
 
@@ -45,8 +44,3 @@ def first_rows(rows: Iterable[Any]) -> str:
 def too_long(state: State, now: int, step: int) -> None:
     """Refuse a run beyond the largest time."""
     check_length(state.costs.hardware.path, now, step)
-
-
-def kv_bytes(model: ModelSpec, layers: Sequence[int], n_tokens: int, n_requests: int) -> int:
-    """Return what some layers keep of requests."""
-    return sum(model.kv_bytes(layer, n_tokens, n_requests) for layer in layers)

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from moesim.errors import WorkloadError, unknown_name
+from moesim.core.units import as_share
+from moesim.errors import IN_RANGE, WorkloadError, unknown_name
 
 
 def _asked(default: Any, word: str, *, least: int | None = None, head: str = "", usual: str = "") -> Any:
@@ -23,6 +24,24 @@ class Size(NamedTuple):
     requests: int
     prompt: int | None  # tokens of each; None: as recorded
     decode: int | None
+
+
+class KvPlace(NamedTuple):
+    """Where the KV cache lies that a policy leaves on GPUs.
+
+    Attributes
+    ----------
+    host : float
+        Share of the layers whose cache grows with the context that have it in host memory, the last ones first.
+    read : "streamed" or "attended"
+        Who reads it while decoding: a GPU, to which it is copied for each use, or the CPU, where it lies.
+    resident : int
+        Newest tokens of each request that stay on the GPU; only older ones are streamed.
+    """
+
+    host: float = 1.0
+    read: str = "streamed"
+    resident: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,8 @@ class WorkloadSpec:
         Name of a scheduler, or that under ``name`` and its options.
     drafts : mapping or None
         Speculative decoding: ``n`` drafts a step, ``accept``, ``by`` and ``draft_ms``, see `moesim.serving.drafts.Drafts`.
+    kv : mapping or None
+        Where the KV cache lies that a policy leaves on GPUs, see `KvPlace`.
     limits : mapping or None
         Seconds within which a request is good: ``ttft_s``, ``tpot_s``, ``e2e_s``.
 
@@ -112,6 +133,7 @@ class WorkloadSpec:
     scheduler: str | dict[str, Any] | None = _asked(None, "scheduler")  # noqa: RUF009, it returns a field
     drafts: str | dict[str, Any] | None = _asked(None, "drafts")  # noqa: RUF009, it returns a field
     limits: str | dict[str, Any] | None = _asked(None, "limits")  # noqa: RUF009, it returns a field
+    kv: str | dict[str, Any] | None = _asked(None, "kv")  # noqa: RUF009, it returns a field
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -153,12 +175,13 @@ class WorkloadSpec:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
     def _check_served(self) -> None:
-        for name in ("scheduler", "drafts", "limits", "lengths"):
+        for name in _FORMS:
             value = getattr(self, name)
             if isinstance(value, dict):
                 object.__setattr__(self, name, json.dumps(value))
             elif value is not None:
                 _check_text(name, value)
+        _ = self.kv_place  # checks it
         given = [name for name in SERVED if getattr(self, name) is not None]
         if not self.served:
             if given:
@@ -213,7 +236,8 @@ class WorkloadSpec:
 
     def of_batches(self) -> dict[str, Any]:
         """Return the parameters of batches, as they are hashed since before there were others."""
-        return {name: value for name, value in asdict(self).items() if name not in (*SERVED, "arrivals", "closed")}
+        apart = (*SERVED, "arrivals", "closed", *(["kv"] if self.kv is None else []))
+        return {name: value for name, value in asdict(self).items() if name not in apart}
 
     @property
     def scheduler_options(self) -> dict[str, Any]:
@@ -234,6 +258,31 @@ class WorkloadSpec:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise WorkloadError(f"workload.limits.{name}: expected positive seconds, got {value!r}")
         return found
+
+    @property
+    def kv_place(self) -> KvPlace | None:
+        """Where the KV cache of GPUs lies instead; None: where a policy puts it."""
+        if self.kv is None:
+            return None
+        found: dict[str, Any] = json.loads(str(self.kv))
+        for name in found:
+            if name not in KvPlace._fields:
+                raise WorkloadError(f"workload.kv: {unknown_name('key', name, KvPlace._fields)}")
+        try:
+            found["host"] = as_share(found.get("host", 1.0))
+        except ValueError as error:
+            raise WorkloadError(f"workload.kv.host: {error}") from None
+        place = KvPlace(**found)
+        if isinstance(place.host, bool) or not isinstance(place.host, int | float) or not 0 <= place.host <= 1:
+            raise WorkloadError(f"workload.kv.host: expected a share of the layers in [0, 1], got {place.host!r}; {IN_RANGE}")
+        if place.read not in KV_READ:
+            raise WorkloadError(f"workload.kv.read: {unknown_name('word', str(place.read), KV_READ)}")
+        tokens = place.resident
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+            raise WorkloadError(f"workload.kv.resident: expected tokens of each request, at least 0, got {tokens!r}; {IN_RANGE}")
+        if tokens and place.read == "attended":
+            raise WorkloadError("workload.kv.resident: expected it next to read: streamed, got attended; leave one out")
+        return place
 
     @property
     def size(self) -> Size:
@@ -276,10 +325,11 @@ SERVED: Final = (
 """Parameters of a served workload alone."""
 POISSON: Final = "poisson"
 """Of `WorkloadSpec.arrivals`; anything else is a file."""
+KV_READ: Final = ("streamed", "attended")
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
 _FORMS: Final = {
     "scheduler": ("a name or a mapping", "{name: vllm}"), "lengths": ("a path or a mapping", "{prompt: {p50: 800, p90: 2400}}"),
-    "drafts": ("a mapping", "{n: 2, accept: 0.8}"), "limits": ("a mapping", "{ttft_s: 2}"),
+    "drafts": ("a mapping", "{n: 2, accept: 0.8}"), "kv": ("a mapping", "{host: 0.5, read: attended}"), "limits": ("a mapping", "{ttft_s: 2}"),
 }  # fmt: skip
 MOST_SERVED: Final = 10_000_000
 """Requests of a served workload, which takes about 200 bytes of memory for each."""
