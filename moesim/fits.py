@@ -228,10 +228,10 @@ def required_bytes(
         add(name, "reserved", n_bytes)
     buffers: dict[str, int] = {}
     for use in (use for one in by_rows(hardware, placement) for use in stream_uses(model, hardware, one)):
-        size = sum(
-            kv_bytes_at(model, hardware, placement, use.layer, peak_kv_tokens, n_requests)[kv_device(hardware, placement, use.layer)]
-            if part == KV else model.part_bytes(part, use.layer) for part in use.parts
-        )  # fmt: skip
+        size = sum(model.part_bytes(part, use.layer) for part in use.parts if part != KV)
+        if KV in use.parts:
+            there = kv_device(hardware, placement, use.layer)
+            size += kv_bytes_at(model, hardware, placement, use.layer, peak_kv_tokens, n_requests)[there]
         buffers[use.device] = max(buffers.get(use.device, 0), size)
     for name, n_bytes in buffers.items():
         add(name, "streams", (placement.stream_depth + 1) * n_bytes)

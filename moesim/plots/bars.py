@@ -254,6 +254,7 @@ AXES: Final = {
     "tokens_per_kj": "tokens per kJ",
     "speedup": "speed-up",
     "goodput_per_s": "requests within\nlimits (1/s)",
+    "answer_tokens_per_s": "answers\n(tokens/s, all users)",
 }
 """Words at the axis of a metric; times have theirs in `_TIMES`, and other metrics go by their names."""
 _TIMES: Final = {

@@ -229,6 +229,8 @@ def group_name(value: Any, column: str = "") -> str:
         return _bytes(int(value))
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
+    if isinstance(value, str) and value.startswith("{"):  # a mapping, as a sweep writes it
+        return re.sub(r'[{}":]', "", value)
     return "-" if _missing(value) else f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,7 +17,6 @@ from moesim.errors import DeadlockError, unknown_name, unknown_width
 
 if TYPE_CHECKING:
     from moesim.engine.state import State
-    from moesim.model import ModelSpec
 
 __all__ = [
     "WRONG_TYPE", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",

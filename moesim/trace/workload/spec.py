@@ -329,7 +329,8 @@ KV_READ: Final = ("streamed", "attended")
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
 _FORMS: Final = {
     "scheduler": ("a name or a mapping", "{name: vllm}"), "lengths": ("a path or a mapping", "{prompt: {p50: 800, p90: 2400}}"),
-    "drafts": ("a mapping", "{n: 2, accept: 0.8}"), "kv": ("a mapping", "{host: 0.5, read: attended}"), "limits": ("a mapping", "{ttft_s: 2}"),
+    "drafts": ("a mapping", "{n: 2, accept: 0.8}"),
+    "kv": ("a mapping", "{host: 0.5, read: attended}"), "limits": ("a mapping", "{ttft_s: 2}"),
 }  # fmt: skip
 MOST_SERVED: Final = 10_000_000
 """Requests of a served workload, which takes about 200 bytes of memory for each."""
