@@ -43,7 +43,17 @@ _ANSWER: Final = (512, 533, 566, 638, 769, 785, 814, 1001, 1224)
 DRAWS: Final = range(3)
 
 _TAILS: Final = (50, 90, 99)
-MEASURES: Final = ("TTFT mean", "p50", "p90", "p99", "TPOT mean", "p50", "p90", "p99", "whole, mean")
+MEASURES: Final = (
+    "TTFT mean",
+    "TTFT p50",
+    "TTFT p90",
+    "TTFT p99",
+    "TPOT mean",
+    "TPOT p50",
+    "TPOT p90",
+    "TPOT p99",
+    "whole request",
+)
 PUBLISHED: Final = {  # ms, validation/summary.txt at 32efe53d
     "vLLM, measured": (1086.0, 138.8, 5182.6, 9587.9, 47.3, 48.9, 52.2, 53.3, 32344.6),
     "LLMServingSim": (1022.8, 111.1, 5163.0, 10102.6, 47.2, 48.9, 52.7, 54.0, 32217.9),
@@ -71,18 +81,20 @@ class Law:
     link: str = "config"  # or "later", "none"
     mixed: bool = True  # answers in a step with a prompt are attended by the prompt's kernel
     together: bool = True  # steps begin together on all GPUs
+    expert_us: float = _EXPERT_US
+    host_us: float = 0.0  # of a step
 
     def ns(self, steps: Sequence[ServedStep | None]) -> int:
         """Return the time of a step of which each GPU has its own part; one without a part runs a token for the others."""
         tokens = [1 if step is None else step.n_tokens for step in steps]
         share = _EXPERTS / len(steps) * (1 - (1 - _TOP_K / _EXPERTS) ** sum(tokens))
-        layer = max(self._own_us(step) for step in steps) + share * _EXPERT_US + sum(tokens) * _TOKEN_US
+        layer = max(self._own_us(step) for step in steps) + share * self.expert_us + sum(tokens) * _TOKEN_US
         if self.link == "config":
             layer += 2 * (_LINK[0] + 1e6 * max(tokens) * _ROW_BYTES / _LINK[1])  # all-gather and reduce-scatter
         elif self.link == "later":
             layer += float(np.interp(max(tokens), *_LATER))
         head = max(float(np.interp(len(step.sequences), *_HEAD)) for step in steps if step is not None)
-        return round(1e3 * (_LAYERS * layer + head))
+        return round(1e3 * (_LAYERS * layer + head + self.host_us))
 
     def _own_us(self, step: ServedStep | None) -> float:
         if step is None:
@@ -173,7 +185,7 @@ MACHINE: Final = {
 """One machine in the place of two; the CPU is not named, and computes nothing."""
 
 
-def whole(arrivals: Sequence[Arrival], engine: str = "vllm", **gpu: Any) -> list[float]:
+def whole(arrivals: Sequence[Arrival]) -> list[float]:
     """Run the whole simulator on the machine; return `MEASURES`."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "requests.csv"
@@ -181,12 +193,68 @@ def whole(arrivals: Sequence[Arrival], engine: str = "vllm", **gpu: Any) -> list
         file.write_text("\n".join(["time_ns,prompt,answer", *lines, ""]), encoding="utf-8")
         row = moesim.run({
             "name": "peers", "model": "qwen3-30b-a3b", "cache": {"ratio": 1.0}, "plots": [], "timeline": None,
-            "hardware": MACHINE | {"devices": {"gpu0": {**MACHINE["devices"]["gpu0"], **gpu}}},
+            "hardware": MACHINE,
             "trace": {"synthesize": "qwen3-30b-a3b", "requests": 8, "prompt": 512, "decode": 128},
-            "policies": [{"name": "all-gpu", "engine": engine}],
+            "policies": [{"name": "all-gpu", "engine": "vllm"}],
             "workload": {"arrivals": str(file), "scheduler": {
                 **SCHEDULER, "max_num_seqs": 256, "max_num_batched_tokens": 4096, "long_prefill_token_threshold": 2048,
             }},
         }).table.iloc[0]  # fmt: skip
     keys = [f"{name}_{of}_ns" for name in ("ttft", "tpot") for of in ("mean", *(f"p{one}" for one in _TAILS))]
     return [float(row[key]) / 1e6 for key in [*keys, "e2e_mean_ns"]]
+
+
+_OURS: Final = {"expert_us": 9.437 / (0.7 * 1.597), "host_us": 2600.0}
+"""MB of an expert by what moesim's profile of vLLM reads of the memory's TB/s; its host time of a step."""
+RUNS: Final[Mapping[str, Callable[[Sequence[Arrival]], list[float]]]] = {
+    "scheduler of moesim, steps by the peer's numbers": lambda asked: scheduled(asked, Law()),
+    "the same, collectives as measured later": lambda asked: scheduled(asked, Law(link="later")),
+    "the same, no collectives": lambda asked: scheduled(asked, Law(link="none")),
+    "the same, one attention kernel": lambda asked: scheduled(asked, Law(mixed=False)),
+    "the same, each GPU on its own": lambda asked: scheduled(asked, Law(together=False)),
+    "no collectives, one kernel, experts and host as in moesim's vllm": lambda asked: scheduled(asked, Law("none", False, **_OURS)),
+    "moesim, machine from its parts": whole,
+}
+
+
+def rows(lists: Sequence[Sequence[Arrival]]) -> dict[str, list[list[float]]]:
+    """Run each list of requests; published figures come first."""
+    found = {name: [list(one)] for name, one in PUBLISHED.items()}
+    return found | {name: [run(asked) for asked in lists] for name, run in RUNS.items()}
+
+
+def table(found: Mapping[str, Sequence[Sequence[float]]], form: Format) -> str:
+    """Write the means over lists of requests."""
+    cells = [
+        [name, *(f"{ms:.1f}" if ms < 100 else f"{ms:.0f}" for ms in np.mean(np.array(runs), axis=0))]
+        for name, runs in found.items()
+    ]
+    head = ["ms", *MEASURES]
+    return render(head, cells, form, head[1:])
+
+
+def summary(found: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
+    """Compare the scheduler and the whole simulator with the measurement."""
+    (measured,), lines = found["vLLM, measured"], []
+    for name in (next(iter(RUNS)), list(RUNS)[-1]):
+        runs = np.array(found[name])
+        mean = 100 * (runs.mean(axis=0) / measured - 1)
+        ttft = f"{runs[:, 0].min():.0f} to {runs[:, 0].max():.0f} ms" if len(runs) > 1 else f"{runs[0, 0]:.0f} ms"
+        lines.append(f"{name}: mean TPOT {mean[4]:+.0f} %, whole request {mean[8]:+.0f} %; mean TTFT {ttft}")
+    return lines
+
+
+def _work(given: Namespace) -> None:
+    found = rows([read(given.requests)])
+    sys.stdout.write("\n".join([*summary(found), "", table(found, given.form)]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table for recorded requests."""
+    options = command.parser("experiments.research.tables.peers", __doc__)
+    options.add_argument("requests", type=Path, help="vllm/requests.jsonl of the example")
+    return command.run(_work, options, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
