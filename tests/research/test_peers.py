@@ -44,7 +44,7 @@ def test_a_step_of_one_answer_takes_what_the_peer_printed():
 
 
 def test_each_cause_changes_the_time_in_its_direction():
-    asked = drawn(0)[:40]
+    asked = drawn(0)[:80]
     laws = (Law(), Law(link="later"), Law(link="none"), Law(mixed=False))
     base, later, none, one = (scheduled(asked, law)[4] for law in laws)
     assert base > later > none and base > one
