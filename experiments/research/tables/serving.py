@@ -5,6 +5,7 @@ Each part is a table; ``--page`` writes it into docs/background/serving.md.
     python -m experiments.research.tables.serving streams   # step times, measured and predicted: a minute
     python -m experiments.research.tables.serving unions    # experts of windows and of batches: some seconds
     python -m experiments.research.tables.serving drafts    # speed with drafts over speed without: some minutes
+    python -m experiments.research.tables.serving peers     # a run of vLLM that another simulator published: two minutes
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 import moesim
-from experiments.research.tables import command
+from experiments.research.tables import command, peers
 from moesim.core.table import Format, render
 from moesim.core.text import say
 from moesim.core.units import digits
@@ -322,6 +323,7 @@ _PARTS: Final[Mapping[str, Callable[[Format], str]]] = {
     "streams": lambda form: _with(lambda found: [*streams_summary(found), first_tokens()], streams_table, streams(), form),
     "unions": unions_table,
     "drafts": lambda form: _with(drafts_summary, drafts_table, drafts(), form),
+    "peers": lambda form: _with(peers.summary, peers.table, peers.rows([peers.drawn(seed) for seed in peers.DRAWS]), form),
 }
 
 
