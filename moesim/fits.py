@@ -10,7 +10,7 @@ from moesim.core.units import format_memory, slots_of
 from moesim.errors import CapacityError, PolicyError, unknown_name, unknown_width
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
-from moesim.policy import KV, LAYER_PARTS, STEP_PARTS, Placement
+from moesim.policy import CACHE, KV, LAYER_PARTS, STEP_PARTS, Placement
 from moesim.trace.workload import KvPlace
 
 
@@ -223,7 +223,8 @@ def required_bytes(
         there = placement.parts.get(("head", -1), hardware.compute)
         add(there, "drafts", layer_bytes + model.kv_bytes(last, peak_kv_tokens, n_requests))
     for pool in placement.pools:
-        add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)) + pool.landing)
+        lent = placement.lent.get(pool.device, 0) if pool.name == CACHE else 0
+        add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)) + pool.landing - lent)
     for name, n_bytes in placement.reserved.items():
         add(name, "reserved", n_bytes)
     buffers: dict[str, int] = {}

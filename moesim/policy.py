@@ -278,6 +278,8 @@ class Placement:
         cross to it, its outputs back. In prefill attention's own device does that, and new entries go to the cache.
     enforce_capacity : bool
         False runs as if the devices' memory were large enough, and labels the result ``assumes-memory``.
+    lent : mapping of device to int, bytes
+        Room of its pools that the KV cache has at the start: a policy that moves memory between both does not fill it before.
     reserved : mapping of device to int, bytes
         What the policy holds there besides experts for the whole run, such as a predictor or a second model.
     workspace : mapping of device to int, bytes
@@ -307,6 +309,7 @@ class Placement:
     pools: Sequence[Pool] = ()
     parts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     enforce_capacity: bool = True
+    lent: Mapping[str, int] = field(default_factory=dict)
     reserved: Mapping[str, int] = field(default_factory=dict)
     workspace: Mapping[str, int] = field(default_factory=dict)
     streamed: Mapping[tuple[str, int], str] = field(default_factory=dict)

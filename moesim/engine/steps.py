@@ -145,10 +145,10 @@ def next_step(state: State) -> None:
     layout = state.layouts[-1 if many else 0]
     first = layout.step_parts["embedding"]
     state.forward = Pass(step, layout, state.now, first)
-    _reserve_kv(state, step.kv_tokens, step.n_active)
     if layout.streams is not None:
         layout.streams.begin_step(state)
     report(state, StepBegin, step.index, step.phase, step.requests, step.last_chunk)
+    _reserve_kv(state, step.kv_tokens, step.n_active)  # in what a policy gave up, perhaps
     phases = [*_drafts(state), *step_phases(state, "embedding", "leading")]
     state.forward.hidden_at = phases[-1].device if phases else first
     walk(state, phases, first, -1, 0, step.n_tokens, lambda: begin_layer(state, 0))

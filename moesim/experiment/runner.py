@@ -98,6 +98,7 @@ def slots_used(placement: Placement, model: ModelSpec) -> int:
         if pool.name == CACHE:
             most = model.n_experts * (1 if pool.per_layer else model.n_layers)
             fit = sum(min(n_bytes // slot, most) for n_bytes in pool.sizes(model.n_layers))
+            fit -= placement.lent.get(pool.device, 0) // slot
             held = sum(len(copy.experts) for copy in placement.copies if (copy.device, copy.pool) == (pool.device, CACHE))
             count[pool.device] = max(fit, held)  # experts smaller than the largest may be there beyond what fits
     return max(count.values(), default=0)

@@ -16,6 +16,7 @@ LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extra
 """Source labels, strongest first. The first five and ``assumed`` occur in profiles, the others in results."""
 
 OPERATIONS: Mapping[str, str] = {
+    "move": "give memory of the KV cache to experts, or back, while no request is there",
     "lookup": "find the slots of a layer's chosen experts, by kernels and tables on the GPU",
     "plan": "the same by the engine's code on the host: lists, locks, victims",
     "readback": "bring a layer's chosen experts to the host before it decides",

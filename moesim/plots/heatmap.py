@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.patches import Rectangle
 
-from moesim.core.colours import BLACK, WHITE, text_on
+from moesim.core.colours import BLACK, SERIES, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import axis_of
 from moesim.plots.captions import (
@@ -43,7 +43,6 @@ from moesim.plots.result_rows import (
 from moesim.plots.style import (
     COLUMN,
     MAP,
-    SERIES,
     SMALL,
     TEXT,
     Drawing,
@@ -249,7 +248,8 @@ def best_setting(
     )
     add_corner(figure, corner_label(rows), ["below: the best over the second", "white: no run succeeded"])
     what = (
-        f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below it how much better than the second "
+        f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below "
+        "it how much better than the second "
         f"of {data['setting'].nunique()}: {'; '.join(dict.fromkeys(data['setting']))}. In the legend: in how many cells it is "
         "the best. White: no run succeeded, mostly for want of memory."
     ).replace("\n", " ")

@@ -185,6 +185,16 @@ class Pooled(Scheduler):
     def blocks(self) -> Blocks:
         return Blocks(self.n_blocks, self.block, caching=self.caching)
 
+    @property
+    def in_use(self) -> int:
+        """Tokens of KV cache that requests have now."""
+        return (self.blocks.n - self.blocks.available) * self.block
+
+    def resize(self, tokens: int) -> None:
+        """Have a KV cache of so many tokens from now on, empty; no request has any."""
+        self.kv_tokens = tokens
+        self.blocks = Blocks(self.n_blocks, self.block, caching=self.caching)
+
     def check(self) -> None:
         self.blocks.check()
 

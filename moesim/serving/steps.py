@@ -16,6 +16,7 @@ from moesim.errors import MoesimError, SimulationError, WorkloadError, describe_
 from moesim.serving.audit import check_count, check_end, check_plan
 from moesim.serving.drafts import Drafts, draft_runs
 from moesim.serving.requests import Request, RequestRecord, Routing
+from moesim.serving.scheduler import Pooled
 from moesim.trace.workload import MicroBatch, Step, Workload
 from moesim.trace.workload.compose import Steps, look_up
 
@@ -113,8 +114,25 @@ class Served(NamedTuple):
     end_ns: int
 
 
+class KvUse(NamedTuple):
+    """KV cache of a server as it becomes idle, in tokens."""
+
+    tokens: int  # that it has
+    used: int  # that requests had at once, at most, since it was idle before
+    least: int  # of the longest request of the workload
+
+
 class Serving:
-    """One run of a served workload; the engine asks it for each step."""
+    """One run of a served workload; the engine asks it for each step.
+
+    Attributes
+    ----------
+    at_idle : callable or None
+        Asked with a `KvUse` when no request is there, for the tokens of KV cache from now on and the ns that it takes to change
+        them; None: nothing changes.
+    """
+
+    at_idle: Callable[[KvUse], tuple[int, int] | None] | None = None
 
     def __init__(self, workload: ServedWorkload) -> None:
         self._trace, self._source = workload.trace, workload.make_source()
@@ -134,6 +152,7 @@ class Serving:
         self._queue_ns = self._inside_ns = self._slots_ns = 0
         self._now = 0
         self._arrived = 0
+        self._used = 0  # tokens of KV cache, at most since it was idle
 
     def after(self, now_ns: int) -> ServedStep | int | None:
         """Return the step that begins now, or when to ask again; None: all is done."""
@@ -172,10 +191,25 @@ class Serving:
                 following = min(following, self._end_ns)
             if following is None:
                 self._check_any()
-            return following
+                return None
+            return max(following, now_ns + self._idle())
+        if isinstance(scheduler, Pooled):
+            self._used = max(self._used, scheduler.in_use)
         self._rows = rows
         self._passes = list(_passes(rows, scheduler.pass_rows))
         return self._begin(self._passes.pop(0), now_ns)
+
+    def _idle(self) -> int:
+        """Let the policy move memory between experts and KV cache; return the time it takes, in ns."""
+        scheduler = self._scheduler
+        if self.at_idle is None or self._open or not self._used or not isinstance(scheduler, Pooled):
+            return 0
+        moved = self.at_idle(KvUse(scheduler.capacity, self._used, scheduler.longest))
+        self._used = 0
+        if moved is None:
+            return 0
+        scheduler.resize(moved[0])
+        return moved[1]
 
     def _check_any(self) -> None:
         """Refuse a run in which no request was served."""

@@ -109,12 +109,12 @@ void next_step(State &state) {
     i64 largest = 0;
     for (const MicroBatch &micro : state.micro) largest = std::max(largest, micro.n_rows);
     state.layout = (largest >= state.offload_from ? state.layouts.back() : state.layouts.front()).get();
-    reserve_kv(state, int_attr(step, "kv_tokens"), int_attr(step, "n_active"));
     if (state.layout->streams) state.layout->streams->begin_step(state);
     state.reached = -1;
     if (!state.composed)
         report(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase),
                                       ref(attr(step, "requests")), ref(attr(step, "last_chunk"))));
+    reserve_kv(state, int_attr(step, "kv_tokens"), int_attr(step, "n_active"));  // in what a policy gave up, perhaps
     state.hidden_at = state.layout->step_parts.at("embedding");
     i64 rows = state.step_rows, embedding = rows ? part_ns(state, "embedding_ns", state.layout->step_parts.at("embedding"), rows) : 0;
     Call embed = [&state, rows, embedding] {

@@ -16,6 +16,8 @@ version at 6d0ac79f, expert cache policies with EWMAPolicy, and docs of ``--moe-
 | more ids than slots, ``expert`` | ids in groups as large as the slots, one after the other; partial outputs are added | the same |
 | prompts | as any step | the same |
 | host, each call | reads the ids, plans each piece in Python, writes its slots to the GPU and waits | ``readback`` and ``plan``, once a layer visit |
+| with ``VLLM_MOE_MVWSA``, when no request is there and 8 steps or more have run since | slots for the most experts that a layer's visit asked for; KV cache for 115 % of the most tokens in use, at least | ``moves_memory``: the same, and the longest request of the workload; all that is left is KV cache |
+| who is moved | 2 slots a layer or more, once two such moments in a row agree; 0.4 to 1.1 s | the same; they agree if both want more, or both fewer: the move is the smaller of the two |
 | prediction, admission | none; every miss enters | the same |
 """
 
@@ -23,17 +25,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from math import inf
+from fractions import Fraction
+from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from moesim.policies.base import PolicyBase, gpu_of, micro_batch_runs, slot_bytes, slots_per_layer
 from moesim.policies.options import option
-from moesim.policy import CACHE, DEMAND, Action, Copies, Drop, Fetch, Fetched, Placement, Pool, Ran, Routed, Run, View
+from moesim.policy import CACHE, DEMAND, Action, Copies, Drop, Fetch, Fetched, Placement, Pool, Ran, Routed, Run, StepBegin, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
+    from moesim.serving.steps import KvUse
 
 
 class ScoredSlots:
@@ -66,6 +70,14 @@ class ScoredSlots:
                 self._faded[expert] = self._score_of(expert) + 1, self._clock
         return left, came
 
+    def shrink(self, n: int) -> list[int]:
+        """Have so many slots from now on; return who leaves."""
+        self.n, left = n, []
+        while len(self.entries) > n:
+            left.append(self._victim(()))
+            del self.entries[left[-1]]
+        return left
+
     def _victim(self, spared: Collection[int]) -> int:
         if self._decay is not None:
             return min((e for e in self.entries if e not in spared), key=self._score_of)
@@ -78,6 +90,38 @@ class ScoredSlots:
     def _score_of(self, expert: int) -> float:
         score, at = self._faded.get(expert, (0.0, self._clock))
         return score * self._decay ** (self._clock - at) if self._decay is not None else 0.0
+
+
+class MovingBudget:
+    """Bytes that slots and KV cache share, and when they move from one to the other (VLLM_MOE_MVWSA)."""
+
+    STEPS, SLOTS, SPARE = 8, 2, Fraction(115, 100)
+
+    def __init__(self, slots: int, least: int, most: int, slot_bytes: int, token_bytes: int) -> None:
+        self.slots = slots  # of each layer
+        self._least, self._most = least, most
+        self._slot_bytes, self._token_bytes = slot_bytes, token_bytes  # of one slot in every layer; of a token of KV cache
+        self._total = 0
+        self._proposed: int | None = None
+        self.steps = self.widest = self._used = 0
+
+    def tokens(self, use: KvUse) -> int | None:
+        """Return the tokens of KV cache from now on, with `slots` changed; None: nothing moves."""
+        self._total = self._total or self.slots * self._slot_bytes + use.tokens * self._token_bytes
+        self._used = max(self._used, use.used)
+        if self.steps < self.STEPS:
+            return None
+        needed = max(use.least, ceil(self.SPARE * self._used)) * self._token_bytes
+        room = (self._total - needed) // self._slot_bytes
+        wanted = max(self._least, min(self.widest, self._most, room))
+        before, self._proposed = self._proposed, wanted
+        self.steps = self._used = 0
+        if before is None or min(abs(one - self.slots) for one in (before, wanted)) < self.SLOTS:
+            return None
+        if (before > self.slots) != (wanted > self.slots):
+            return None
+        self.slots, self._proposed = min(before, wanted, key=lambda one: abs(one - self.slots)), None
+        return (self._total - self.slots * self._slot_bytes) // self._token_bytes
 
 
 class _Piece(NamedTuple):
@@ -100,7 +144,6 @@ class VllmExpertCache(PolicyBase):
         return Copies(syncs=2)
 
     missing = (
-        "the controller that moves memory between KV cache and slots (VLLM_MOE_MVWSA): it acts between requests that arrive",
         "a disk tier with a pool in RAM (VLLM_MOE_DISK_STORE_DIR, VLLM_MOE_RAM_CACHE)",
         "experts read where they are on machines with unified memory (VLLM_MOE_ZERO_COPY)",
         "what a piece after the first takes apart from its experts: a launch of its products, plans, writes to the GPU",
@@ -116,6 +159,13 @@ class VllmExpertCache(PolicyBase):
     )
     decay: float = option(0.999, "Factor of fading uses with each use in the layer (``VLLM_MOE_CACHE_DECAY``).", ge=0, le=1)
 
+    moves_memory: bool = option(False, "Move memory between slots and KV cache when no request is there (``VLLM_MOE_MVWSA``).")
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Events it wants: those of steps only where it moves memory."""
+        return super().listens - (frozenset() if self.moves_memory else {StepBegin})
+
     def place(self, view: View) -> Placement:
         gpu = self._gpu = gpu_of(view, "vllm-expert-cache")
         slots = slots_per_layer(view, gpu, "vllm-expert-cache", view.model.top_k)
@@ -124,7 +174,31 @@ class VllmExpertCache(PolicyBase):
         self._awaited: set[int] = set()  # its experts on their way
         self._running: set[int] = set()  # its experts that run
         self._counts = {"cache_hits": 0, "cache_misses": 0, "pieces": 0}
-        return Placement((), [Pool(gpu, CACHE, [n * slot_bytes(view) for n in slots], per_layer=True)])
+        self._leaving: list[Drop] = []
+        if not self.moves_memory:
+            return Placement((), [Pool(gpu, CACHE, [n * slot_bytes(view) for n in slots], per_layer=True)])
+        model, n, size = view.model, min(slots), slot_bytes(view)
+        for one in self._slots:
+            one.n = n
+        self._budget = MovingBudget(n, model.top_k, model.n_experts, size * model.n_layers, model.kv_bytes_per_token)
+        pool = Pool(gpu, CACHE, [model.n_experts * size] * model.n_layers, per_layer=True)
+        return Placement((), [pool], lent={gpu: (model.n_experts - n) * size * model.n_layers})
+
+    def at_idle(self, use: KvUse, view: View) -> tuple[int, int] | None:
+        """Return the tokens of KV cache from now on, and the ns that the move takes; None: nothing moves."""
+        if not self.moves_memory or (tokens := self._budget.tokens(use)) is None:
+            return None
+        self._leaving = [
+            Drop(layer, left, self._gpu) for layer, slots in enumerate(self._slots) if (left := slots.shrink(self._budget.slots))
+        ]
+        self._counts["moves"] = self._counts.get("moves", 0) + 1
+        return tokens, view.costs.operation_ns("move")
+
+    def on_step_begin(self, event: StepBegin, view: View) -> Sequence[Action]:
+        """Drop what has no slot any more."""
+        self._budget.steps += 1
+        leaving, self._leaving = self._leaving, []
+        return leaving
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -132,6 +206,8 @@ class VllmExpertCache(PolicyBase):
         return self._counts
 
     def on_routed(self, event: Routed, view: View) -> list[Action]:
+        if self.moves_memory:
+            self._budget.widest = max(self._budget.widest, len(event.active))
         idle = not self._pieces
         self._pieces += self._planned(event)
         return self._begin() if idle else []
