@@ -35,6 +35,7 @@ RESULTS: Final[Mapping[str, str]] = {
         '--set "policies=[llama-cpp-fit, pooled-cache, exllamav3, dali, lru]" --out results/league'
     ),
     "results/serving": "moesim run experiments/serving.yaml --out results/serving",
+    "results/kv-split": "moesim run experiments/kv-split.yaml --out results/kv-split",
     "results/capacity": (
         'moesim capacity --model "{base: qwen3-30b-a3b, expert_bits: 4}" --hardware rtx3090-epyc7532 '
         "--policies lru,fiddler,llama-cpp-cache --trace mini-qwen3 --cache 0.25 --prompt 64 --answer 32 --ttft 2 --tpot 0.25 "
@@ -60,6 +61,7 @@ DRAWN: Final[Mapping[str, str]] = {
     "breakdown": f"results/gallery {_SETTING}",
     "ladder": f"results/gallery --policies on-demand,lru,dali {_CACHES}",
     "heatmap": "results/gallery --x batch_size --y cache_ratio --where policy=dali --where prompt_tokens=64",
+    "best_setting": "results/kv-split --metric answer_tokens_per_s",
     "energy": f"results/gallery {_CACHES}",
     "vram": f"results/gallery {_CACHES}",
     "tornado": "results/whatif",

@@ -218,7 +218,8 @@ def best_setting(
     if not others:
         raise ConfigError(f"plot best_setting: expected a setting beside {x} and {y} that varies, got none; sweep one")
     data = summarised(rows, [y, x, *others], metric).dropna(subset=[metric])
-    data["setting"] = [_setting(one, data, others) for one in data[others].to_dict("records")]
+    marks = dict.fromkeys(inexact(rows), "*")
+    data["setting"] = [_setting(one, data, others, marks) for one in data[others].to_dict("records")]
     least = metric.endswith("_ns")  # of times the least is the best
     data["place"] = data.groupby([y, x], sort=False)[metric].rank(ascending=least, method="first")
     best = data[data["place"] == 1]
@@ -246,7 +247,7 @@ def best_setting(
         [swatch(colours[name], f"{name} ({counts[name]})") for name in counts.index],
         "The best by " + label.replace("\n", " "),
     )
-    add_corner(figure, corner_label(rows), ["below: the best over the second", "white: no run succeeded"])
+    add_corner(figure, corner_label(rows), ["below: the best over the second", "white: no run succeeded", meaning(inexact(rows))])
     what = (
         f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below "
         "it how much better than the second "
@@ -257,12 +258,12 @@ def best_setting(
     return Drawing(shown, figure, caption(what, rows, [x, y, *others], repeats_sentence(rows, how=None)))
 
 
-def _setting(one: Mapping[Any, Any], data: pd.DataFrame, others: Sequence[str]) -> str:
+def _setting(one: Mapping[Any, Any], data: pd.DataFrame, others: Sequence[str], marks: Mapping[str, str]) -> str:
     """Name what competes; of models what they do not have in common."""
     words = []
     for name in others:
         if name == "policy":
-            words.append(str(one[name]))
+            words.append(f"{one[name]}{marks.get(str(one[name]), '')}")
             continue
         if name == "kv":
             words.append(_kv_in_words(one[name]))

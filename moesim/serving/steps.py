@@ -123,15 +123,9 @@ class KvUse(NamedTuple):
 
 
 class Serving:
-    """One run of a served workload; the engine asks it for each step.
+    """One run of a served workload; the engine asks it for each step."""
 
-    Attributes
-    ----------
-    at_idle : callable or None
-        Asked with a `KvUse` when no request is there, for the tokens of KV cache from now on and the ns that it takes to change
-        them; None: nothing changes.
-    """
-
+    # Asked when no request is there: tokens of KV cache from now on, and the ns that it takes; None: nothing changes.
     at_idle: Callable[[KvUse], tuple[int, int] | None] | None = None
 
     def __init__(self, workload: ServedWorkload) -> None:

@@ -18,6 +18,7 @@ from tests.engine.engine_kit import assert_same
 from tests.serving.serving_kit import experiment, run
 
 MIXTRAL, MACHINE = load_model("mixtral-8x7b"), load_hardware("rtx3090-epyc7532")
+MODEL: dict[str, Any] = {"model": {"base": "mixtral-8x7b", "expert_bits": 4}}
 TOKEN = 4096  # bytes of keys and values of a token in a layer: 8 heads of 128, 16 bits
 ASKED = {"closed": 2, "n_requests": 2, "prompt_tokens": 6, "answer_tokens": 5}
 
@@ -69,11 +70,11 @@ def test_what_it_leaves_of_a_budget_has_experts():
     asked: dict[str, Any] = {"closed": 1, "n_requests": 1, "scheduler": {"name": "vllm", "kv_tokens": 16_384}}
     slots = []
     for kv in (None, {"host": 1}):
-        found = experiment({**asked, "kv": kv}, "lru", cache={"budget": "12 GiB"})
+        found = experiment({**asked, "kv": kv}, "lru", cache={"budget": "20 GiB"}, model=MODEL["model"])
         (spec,) = found.specs
         slots.append(granted_slots(spec, found.workload(spec), make_policy("lru"), {}))
     freed = 16_384 * 32 * TOKEN - 2 * 16_384 * TOKEN  # but for two buffers
-    assert slots[1] - slots[0] == pytest.approx(freed / MIXTRAL.expert_bytes(0), abs=1)
+    assert slots[1] - slots[0] == pytest.approx(freed * 4 / MIXTRAL.expert_bytes(0), abs=1)
 
 
 def test_a_placement_asked_for_without_a_run_has_it_too():
