@@ -85,12 +85,13 @@ def whatif(
     from moesim.studies.whatif.study import halved_and_doubled
     from moesim.studies.whatif.study import whatif as vary_experiment
 
-    config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick)
+    variations = [together for text in vary for together in parse_vary(text)]
+    setting = drafts_alone(variations)
+    config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick, batches=setting is None)
     base = single(config, place)
-    variations = [together for text in vary for together in parse_vary(text)] if vary else halved_and_doubled(base)
-    if (setting := drafts_alone(variations)) is not None:
+    if setting is not None:
         return of_drafts(drafts(base, setting, jobs=jobs, progress=progress))
-    lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=progress)
+    lines = vary_experiment(base, variations or halved_and_doubled(base), look=look, jobs=jobs, progress=progress)
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     return Study(
         lines, failures, "whatif", show.records_of(lines, quick), lambda form: show.table(lines, form, quick),
@@ -169,7 +170,7 @@ def regret(
     """
     from moesim.studies.regret import files_of, regrets, table
 
-    config, place, given = read_experiment("regret", experiment, overrides, quick=quick)
+    config, place, given = read_experiment("regret", experiment, overrides, quick=quick, batches=True)
     found = regrets(Experiment(config, place, known=given), policies, jobs=jobs, progress=progress)
     return Study(
         found, [f"{describe_run(one.row)}: {error}" for one in found for error in one.errors], "regret",

@@ -220,6 +220,20 @@ RequestsRef = Annotated[
 ]
 
 
+def served_by(workload: WorkloadConfig) -> str | None:
+    """Return the key with which a workload asks for requests that arrive, if it does."""
+    return next((key for key in ("arrivals", "closed") if any(one is not None for one in listed(getattr(workload, key)))), None)
+
+
+def refuse_served(config: Config, place: str, verb: str) -> None:
+    """Raise `ConfigError` if an experiment has requests that arrive, for a command that needs all steps beforehand."""
+    if (key := served_by(config.workload)) is not None:
+        raise ConfigError(
+            f"{place}: workload.{key}: expected batches for moesim {verb}, which needs all steps beforehand, got "
+            f"{getattr(config.workload, key)!r}; set batch_size and decode_tokens instead, or take moesim run"
+        )
+
+
 INCLUDE = "include"
 FILE = "file"
 MAX_INCLUDED = 20

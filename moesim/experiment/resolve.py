@@ -15,6 +15,7 @@ from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.config import Config, parse_config
 from moesim.experiment.routing import (
     Wants,
+    check_future,
     check_stand_ins,
     explain,
     fitting,
@@ -107,6 +108,8 @@ class Experiment:
             if foreign(code_names(point.policy)) and (label := policy_label(point.policy)) not in self.not_imported:
                 self.not_imported[label] = would_import(point.policy, entries[repr(point.policy)]) if looked_for else None
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
+        for point, wanted in zip(points, wants, strict=True):
+            check_future(point, wanted, entries[repr(point.policy)])
         with noting({} if small is None else small.texts) as texts:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
         self.small = SmallInputs(self._models, texts)
