@@ -68,6 +68,8 @@ class Experiment:
         Models, and files of machines and parameters, that are not looked for.
     points : sequence of Point, optional
         The runs to resolve; default: all.
+    files : dict of str to RequestFile or None, optional
+        Files of requests, by the key of `WorkloadSpec.file`, that are not read.
 
     Attributes
     ----------
@@ -85,7 +87,7 @@ class Experiment:
 
     def __init__(
         self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None,
-        small: SmallInputs | None = None, points: Sequence[Point] | None = None,
+        small: SmallInputs | None = None, points: Sequence[Point] | None = None, files: dict[str, RequestFile | None] | None = None,
     ) -> None:  # fmt: skip
         if config.trace is None:
             config = with_routing(config, place, imports=imports)
@@ -99,7 +101,7 @@ class Experiment:
         self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
         self._known = {} if known is None else known
-        self._files: dict[str, RequestFile | None] = {}
+        self._files = {} if files is None else files
         self._workloads: dict[tuple[str, WorkloadSpec, RequestFile | None, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
