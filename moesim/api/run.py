@@ -222,7 +222,11 @@ def run(
 
 
 def read_experiment(
-    verb: str, experiment: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str], *, quick: bool,
+    verb: str,
+    experiment: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | Sequence[str],
+    *,
+    quick: bool,
     batches: bool = False,
 ) -> tuple[Config, str, dict[str, Trace]]:
     """Read an experiment for a verb: configuration, name in messages, traces that are objects."""

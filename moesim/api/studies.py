@@ -228,7 +228,10 @@ def capacity(
 
     limits = {f"{name}_s": float(value) for name, value in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)) if value is not None}
     if not 0 < share <= 1:
-        raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}")
+        raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}; 0.9 is usual")
+    for name, value in limits.items():
+        if not value > 0:
+            raise ConfigError(f"capacity: {name.removesuffix('_s')}: expected seconds above 0, got {value:g}; raise it")
     if think and not users:
         raise ConfigError(f"capacity: think: expected it with users, got {think:g} s and a rate; ask for users, or leave it out")
     asked = study.Asked(users, share, seeds, requests)

@@ -87,7 +87,8 @@ class Experiment:
 
     def __init__(
         self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None,
-        small: SmallInputs | None = None, points: Sequence[Point] | None = None, files: dict[str, RequestFile | None] | None = None,
+        small: SmallInputs | None = None, points: Sequence[Point] | None = None,
+        files: dict[str, RequestFile | None] | None = None,
     ) -> None:  # fmt: skip
         if config.trace is None:
             config = with_routing(config, place, imports=imports)

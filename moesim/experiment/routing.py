@@ -119,8 +119,8 @@ def check_future(point: Point, wanted: Wants, entry: str) -> None:
     if FUTURE in wanted.needs and (asked["arrivals"] is not None or asked["closed"] is not None):
         others = ", ".join(name for name in POLICIES if FUTURE in make_policy(name).needs)
         raise ConfigError(
-            f"{entry}: {point.policy['name']}: expected a policy that does not need the future, which is not known where requests "
-            f"arrive, got an oracle; take lru or any other but {others}"
+            f"{entry}: {point.policy['name']}: expected a policy that does not need the future, unknown where requests arrive, "
+            f"got an oracle; take lru or any other but {others}"
         )
 
 

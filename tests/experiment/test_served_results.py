@@ -187,7 +187,9 @@ def test_a_moved_result_finds_its_file_of_requests(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(elsewhere)
     whole = moesim.load("../out").records()  # next to the result
     moved = Path("../requests.csv").rename("renamed.csv")
-    with pytest.raises(ConfigError, match=r"out: run 0 \(lru\): expected the requests requests.csv .* name its folder with --inp"):
+    with pytest.raises(
+        ConfigError, match=r"out: run 0 \(lru\): expected the requests requests.csv .* name its folder with --inp"
+    ):
         moesim.load("../out").records()
     moved.rename("requests.csv")
     assert_same(moesim.load("../out", inputs=elsewhere).records(), whole)
