@@ -91,12 +91,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
     "unknown policy 'least-recent'; nearest: static; `moesim list policies` has all"
     """
     names = sorted(known)
-    close = [one for one in names if one.startswith(f"{name}_")] or difflib.get_close_matches(name, names, n=1)
+    close = [one for one in names if one.startswith(f"{name}_")] or _closest(name, names) or _closest(name.lower(), names)
     hint = f"did you mean '{close[0]}'? " if close else ""
     if command:
         nearest = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.3))
         return f"unknown {kind} '{name}'; {hint or (f'nearest: {nearest}; ' if nearest else '')}`{command}` has all"
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
+
+
+def _closest(name: str, names: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, names, n=1)
 
 
 _INTEGER = re.compile(r"[-+]?\d+")

@@ -14,7 +14,7 @@ from moesim.core.text import say
 from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
-from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config
+from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config, refuse_served
 from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.routing import choose_traces, name_of_given, with_routing
@@ -222,7 +222,12 @@ def run(
 
 
 def read_experiment(
-    verb: str, experiment: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str], *, quick: bool
+    verb: str,
+    experiment: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | Sequence[str],
+    *,
+    quick: bool,
+    batches: bool = False,
 ) -> tuple[Config, str, dict[str, Trace]]:
     """Read an experiment for a verb: configuration, name in messages, traces that are objects."""
     given: dict[str, Trace] = {}
@@ -240,6 +245,8 @@ def read_experiment(
             raw = config.model_dump(mode="json", exclude_unset=True)
             _override(raw, overrides, place)
             config = parse_config(raw, place)
+    if batches:
+        refuse_served(config, place, verb)
     if config.trace is None:
         config = with_routing(config, place, ends=verb == "run")
     return made_quick(config, place) if quick else config, place, given

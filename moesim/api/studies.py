@@ -85,12 +85,13 @@ def whatif(
     from moesim.studies.whatif.study import halved_and_doubled
     from moesim.studies.whatif.study import whatif as vary_experiment
 
-    config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick)
+    variations = [together for text in vary for together in parse_vary(text)]
+    setting = drafts_alone(variations)
+    config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick, batches=setting is None)
     base = single(config, place)
-    variations = [together for text in vary for together in parse_vary(text)] if vary else halved_and_doubled(base)
-    if (setting := drafts_alone(variations)) is not None:
+    if setting is not None:
         return of_drafts(drafts(base, setting, jobs=jobs, progress=progress))
-    lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=progress)
+    lines = vary_experiment(base, variations or halved_and_doubled(base), look=look, jobs=jobs, progress=progress)
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     return Study(
         lines, failures, "whatif", show.records_of(lines, quick), lambda form: show.table(lines, form, quick),
@@ -169,7 +170,7 @@ def regret(
     """
     from moesim.studies.regret import files_of, regrets, table
 
-    config, place, given = read_experiment("regret", experiment, overrides, quick=quick)
+    config, place, given = read_experiment("regret", experiment, overrides, quick=quick, batches=True)
     found = regrets(Experiment(config, place, known=given), policies, jobs=jobs, progress=progress)
     return Study(
         found, [f"{describe_run(one.row)}: {error}" for one in found for error in one.errors], "regret",
@@ -227,7 +228,10 @@ def capacity(
 
     limits = {f"{name}_s": float(value) for name, value in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)) if value is not None}
     if not 0 < share <= 1:
-        raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}")
+        raise ConfigError(f"capacity: share: expected above 0 and at most 1, got {share:g}; 0.9 is usual")
+    for name, value in limits.items():
+        if not value > 0:
+            raise ConfigError(f"capacity: {name.removesuffix('_s')}: expected seconds above 0, got {value:g}; raise it")
     if think and not users:
         raise ConfigError(f"capacity: think: expected it with users, got {think:g} s and a rate; ask for users, or leave it out")
     asked = study.Asked(users, share, seeds, requests)

@@ -11,10 +11,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
         if hasattr(error, "format_message"):
-            message = _with_verbs(error)
+            message = _with_words(_with_verbs(error), given)
             return _fail(message, 2) if message else 2  # no arguments: the help has been printed
         raise
     if result == _INTERRUPTED:  # Typer turns Ctrl-C into this exit code, and says nothing
@@ -174,6 +175,17 @@ def _with_verbs(error: Any) -> str:
     where = " ".join(group.command_path.split()[1:])
     known = list(group.command.list_commands(group))
     return f"{where + ': ' if where else ''}{unknown_name('command', wrong[1], known)}"
+
+
+def _with_words(message: str, given: Sequence[str]) -> str:
+    """Add to the message of Typer's error the value that an option got, or the option that takes none."""
+    after = dict(pairwise(given))
+    if (wrong := re.match(r"Invalid value for '(-[\w-]+)'", message)) and (value := after.get(wrong[1])) not in (None, ""):
+        return message if str(value) in message else f"{message}, got {value!r}"
+    if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((\S+)", message):
+        option = next((one for one, value in after.items() if value == extra[1].rstrip(")") and one.startswith("--")), None)
+        return message if option is None else f"{message}; {option} takes no value"
+    return message
 
 
 def _fail(message: str, code: int) -> int:

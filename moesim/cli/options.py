@@ -25,8 +25,11 @@ def name_or_mapping(text: str, place: str) -> Any:
     return read_yaml_value(text, place) if text.lstrip().startswith("{") else text
 
 
-def replayed(config: Config) -> Config:
+def replayed(config: Config, place: str, verb: str) -> Config:
     """Return an experiment with what moesim's own runtime does: the machine's costs, and pinned copies if none are asked for."""
+    from moesim.experiment.config import refuse_served
+
+    refuse_served(config, place, verb)
     transfer = config.transfer
     if transfer.curve == "own":
         transfer = transfer.model_copy(update={"curve": "pinned"})

@@ -45,7 +45,7 @@ def replay(
 
     Example: moesim replay experiments/replay.yaml --memory 2GB
     """
-    config = replayed(load_config(file, overrides))
+    config = replayed(load_config(file, overrides), str(file), "replay")
     if small:
         config = quick(config, str(file))
     experiment = Experiment(config, str(file))

@@ -65,7 +65,7 @@ def validate(
     from moesim.studies.validation.report import Report  # Matplotlib takes most of a second to import
     from moesim.studies.validation.run import validate as run_both
 
-    config = replayed(load_config(file, overrides))
+    config = replayed(load_config(file, overrides), str(file), "validate")
     experiment = Experiment(quick(config, str(file)) if small else config, str(file))
     if only_compare:
         found = run_both(experiment, out, None, progress=True)

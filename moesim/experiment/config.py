@@ -32,6 +32,7 @@ from moesim.errors import IN_RANGE, ConfigError, mistyped, unknown_name
 from moesim.hardware.read import keys_at
 from moesim.trace.made import MADE, made_schema
 from moesim.trace.workload import WorkloadSpec
+from moesim.trace.workload.spec import FORMS
 
 _TAGS = ("one", "many")  # of a sweepable field: which of its two forms was meant
 
@@ -65,7 +66,7 @@ def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
     either = bool(steps) and steps[-1] == "str"  # a text or a mapping: pydantic has an error for each
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 + either else ""
     path = key_path(steps[:-1] if either else steps)
-    words = f"expected a text or a mapping, got {first.get('input')!r}; correct it" if either else _message(first, steps, root)
+    words = _no_mapping(path, first.get("input")) if either else _message(first, steps, root)
     message = " ".join(words.split())
     return f"{path}: {message}{more}" if path else message + more
 
@@ -73,7 +74,9 @@ def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
 def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[BaseModel]) -> str:
     kind, got, context = error["type"], error.get("input"), error.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_name("key", str(steps[-1]), keys_at(steps[:-1], root))
+        name, known = str(steps[-1]), keys_at(steps[:-1], root)
+        meant = _MEANT.get(name) if steps[0] == "workload" else None
+        return f"unknown key '{name}'; did you mean '{meant}'?" if meant else unknown_name("key", name, known)
     if kind == "missing":
         return "expected this key, got nothing; add it"
     if kind == "value_error":
@@ -94,8 +97,24 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind == "list_type" and steps and isinstance(steps[-1], int):  # of zip, whose entries go into one list together
         return f"expected a list, got {got!r}; write [[KEY, KEY]]"
     if kind in _EXPECTED:
-        return mistyped(_EXPECTED[kind], got)
+        unit = _UNITS.get(_field_name(steps)) if isinstance(got, str) else None
+        words = mistyped(_EXPECTED[kind], got)
+        return words if unit is None or ";" in words else f"{words}; write it in {unit}, without a unit"
     return f"expected {str(error['msg']).removeprefix('Input should be ')}, got {got!r}"
+
+
+_MEANT = {  # keys of a workload, as servers and benchmarks call them
+    "users": "closed", "concurrency": "closed", "max_concurrency": "closed", "arrival_rate": "rate", "request_rate": "rate",
+    "qps": "rate", "rps": "rate", "input_tokens": "prompt_tokens", "output_tokens": "answer_tokens", "num_prompts": "n_requests",
+    "num_requests": "n_requests", "slo": "limits",
+}  # fmt: skip
+_UNITS = {"rate": "requests a second", "think_s": "seconds", "until_s": "seconds"}
+
+
+def _no_mapping(path: str, got: object) -> str:
+    """Word that a value is neither a text nor a mapping."""
+    words, example = FORMS.get(path.partition("[")[0].removeprefix("workload."), ("a text or a mapping", ""))
+    return f"expected {words}, got {got!r}; {f'write it as {example}' if example else 'correct it'}"
 
 
 def _remedy_of_a_share(got: object) -> str:
@@ -218,6 +237,20 @@ RequestsRef = Annotated[
     AfterValidator(_requests),
     WithJsonSchema({"anyOf": [*_ONE_OF_REQUESTS, {"type": "array", "items": {"anyOf": _ONE_OF_REQUESTS}}]}),
 ]
+
+
+def served_by(workload: WorkloadConfig) -> str | None:
+    """Return the key with which a workload asks for requests that arrive, if it does."""
+    return next((key for key in ("arrivals", "closed") if any(one is not None for one in listed(getattr(workload, key)))), None)
+
+
+def refuse_served(config: Config, place: str, verb: str) -> None:
+    """Raise `ConfigError` if an experiment has requests that arrive, for a command that needs all steps beforehand."""
+    if (key := served_by(config.workload)) is not None:
+        raise ConfigError(
+            f"{place}: workload.{key}: expected batches for moesim {verb}, which needs all steps beforehand, got "
+            f"{getattr(config.workload, key)!r}; set batch_size and decode_tokens instead, or take moesim run"
+        )
 
 
 INCLUDE = "include"
@@ -351,6 +384,8 @@ def _workload_form(name: str, default: Any, least: int | None) -> Any:
     if name == "requests":
         return RequestsRef | None
     one: Any = get_type_hints(WorkloadSpec)[name]
+    if one == float | None:
+        one = Annotated[float, Field(strict=True)] | None
     if least is not None:
         one = Annotated[int, Field(strict=True, ge=least, le=COUNT.most)]
         one = one | None if default is None else one

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import yaml
 
 from moesim import __version__
-from moesim.core.data import noting
+from moesim.core.data import noting, shipped
 from moesim.core.files import Manifest, OutputFolder, State, check_own_folder, read_verified
 from moesim.core.own_code import NOT_TRUSTED, reading
 from moesim.core.processes import paused, usable_cores
@@ -44,7 +44,7 @@ from moesim.experiment.store import (
     package_digest,
     read_summary,
 )
-from moesim.experiment.sweep import each_machine, expand
+from moesim.experiment.sweep import Point, each_machine, expand
 from moesim.experiment.workers import Workers
 from moesim.hardware import load_hardware
 from moesim.metrics.breakdown import breakdown
@@ -54,8 +54,11 @@ from moesim.metrics.naming import LIVE, fingerprint, hardware_label, policy_labe
 from moesim.metrics.outcome import Outcome
 from moesim.policies.user_code import foreign
 from moesim.records import Records
+from moesim.serving import RequestFile
+from moesim.serving.files import read_requests
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.shards import PARTS_SUFFIX
+from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +132,8 @@ def _again(
     written = points[run].trace
     known = {written_key(written): _trace(written, resolved, folder, inputs, place)} if isinstance(written, str) else {}
     same = [point for point in points if point.trace == written]
-    experiment = Experiment(config, file, imports=trust, known=known, small=small, points=same)
+    files = _requests(same, folder, inputs, place)
+    experiment = Experiment(config, file, imports=trust, known=known, small=small, points=same, files=files)
     spec = experiment.specs[sum(point.trace == written for point in points[:run])]
     outcome = run_one(experiment, spec, keep=True)
     changed = [key for key, value in outcome.row.items() if key in row and row[key] != value and key != "run"]
@@ -168,14 +172,33 @@ def _places(written: str, folder: Path, inputs: Path | None) -> Iterator[str | P
     if written.startswith(GIVEN):  # an object of Python, which may have been written since
         yield from sorted(inputs.glob(f"*{SUFFIX}")) if inputs is not None else []
         return
-    own = folder.absolute()
     by_path = written.endswith((SUFFIX, PARTS_SUFFIX)) or Path(written).name != written
-    below = Path(written) if by_path else Path("traces", f"{written}{SUFFIX}")
+    yield from _near(written, Path(written) if by_path else Path("traces", f"{written}{SUFFIX}"), folder, inputs)
+
+
+def _near(written: str, below: Path, folder: Path, inputs: Path | None) -> Iterator[str | Path]:
+    """Return where a file may be that is written so: there, below `inputs` or a folder above the result, or by it."""
+    own = folder.absolute()
     near = [own, own.parent] if inputs is None else [inputs, own, own.parent]
     yield from () if inputs is None else (inputs / below, inputs / below.name)
     yield written
     yield from (above / below for above in (own, *own.parents))
     yield from (place / below.name for place in near)
+
+
+def _requests(points: Sequence[Point], folder: Path, inputs: Path | None, place: str) -> dict[str, RequestFile | None]:
+    """Read the files of requests that arrive, by how the experiment names them; whether they changed, the results say."""
+    found: dict[str, RequestFile | None] = {}
+    for asked in {spec.file for spec in (WorkloadSpec(**point.workload) for point in points) if spec.file is not None}:
+        _, written, most = asked
+        path = next((one for one in _near(written, Path(written), folder, inputs) if shipped(Path(one)).is_file()), None)
+        if path is None:
+            raise ConfigError(
+                f"{place}: expected the requests {written} to simulate it again, got no such file; put it next to {folder}, or "
+                f"name its folder with --inputs DIR (in Python inputs=DIR)"
+            )
+        found[written_key(asked)] = replace(read_requests(str(path), most), name=written)
+    return found
 
 
 FIGURES: Final = "figures"

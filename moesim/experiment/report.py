@@ -114,7 +114,8 @@ def _alike(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
 
 
 def _asked(row: Mapping[str, Any]) -> str:
-    return f"cache {cache_asked(row)}, batch {row.get('batch_size')}"
+    load = next((f"{COLUMNS[key].word} {row[key]}" for key in ("closed", "rate", "arrivals") if row.get(key) is not None), None)
+    return f"cache {cache_asked(row)}, {load or 'batch ' + str(row.get('batch_size'))}"
 
 
 CI: Final = "ci95."

@@ -15,6 +15,7 @@ from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.config import Config, parse_config
 from moesim.experiment.routing import (
     Wants,
+    check_future,
     check_stand_ins,
     explain,
     fitting,
@@ -67,6 +68,8 @@ class Experiment:
         Models, and files of machines and parameters, that are not looked for.
     points : sequence of Point, optional
         The runs to resolve; default: all.
+    files : dict of str to RequestFile or None, optional
+        Files of requests, by the key of `WorkloadSpec.file`, that are not read.
 
     Attributes
     ----------
@@ -85,6 +88,7 @@ class Experiment:
     def __init__(
         self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None,
         small: SmallInputs | None = None, points: Sequence[Point] | None = None,
+        files: dict[str, RequestFile | None] | None = None,
     ) -> None:  # fmt: skip
         if config.trace is None:
             config = with_routing(config, place, imports=imports)
@@ -98,7 +102,7 @@ class Experiment:
         self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
         self._known = {} if known is None else known
-        self._files: dict[str, RequestFile | None] = {}
+        self._files = {} if files is None else files
         self._workloads: dict[tuple[str, WorkloadSpec, RequestFile | None, frozenset[str]], Workload] = {}
         entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports) if points is None else points
@@ -107,6 +111,8 @@ class Experiment:
             if foreign(code_names(point.policy)) and (label := policy_label(point.policy)) not in self.not_imported:
                 self.not_imported[label] = would_import(point.policy, entries[repr(point.policy)]) if looked_for else None
         wants = [self._policy_wants(point, entries[repr(point.policy)]) for point in points]
+        for point, wanted in zip(points, wants, strict=True):
+            check_future(point, wanted, entries[repr(point.policy)])
         with noting({} if small is None else small.texts) as texts:
             specs = [self._resolve(i, p, wanted) for i, (p, wanted) in enumerate(zip(points, wants, strict=True))]
         self.small = SmallInputs(self._models, texts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from moesim.core.progress import Progress
 from moesim.core.text import say
 from moesim.errors import ConfigError, TraceError, unknown_name
-from moesim.experiment.config import Config, WorkloadConfig, listed, parse_config
+from moesim.experiment.config import Config, WorkloadConfig, listed, parse_config, served_by
 from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
 from moesim.model.load import model_names
@@ -86,6 +86,9 @@ _COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation
 _SHARE = 0.25  # of the requests, in the command that messages name
 
 
+FUTURE = "oracle:routing"  # the need of policies that read it
+
+
 class Wants(NamedTuple):
     """Needs of a policy from the trace and the workload."""
 
@@ -110,6 +113,17 @@ def wants_of(point: Point, place: str, entry: str) -> Wants:
     return Wants(frozenset(needs), rows, engine)
 
 
+def check_future(point: Point, wanted: Wants, entry: str) -> None:
+    """Raise `ConfigError` if a policy needs the future of a workload whose requests arrive, which nobody knows."""
+    asked = point.workload
+    if FUTURE in wanted.needs and (asked["arrivals"] is not None or asked["closed"] is not None):
+        others = ", ".join(name for name in POLICIES if FUTURE in make_policy(name).needs)
+        raise ConfigError(
+            f"{entry}: {point.policy['name']}: expected a policy that does not need the future, unknown where requests arrive, "
+            f"got an oracle; take lru or any other but {others}"
+        )
+
+
 def check_stand_ins(point: Point, trace: Trace, place: str) -> None:
     """Refuse a predictor that needs a signal the trace does not have, whatever the policy."""
     for source, actual in point.predictors.items():
@@ -128,7 +142,7 @@ def _stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> f
 
 def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
     """Name what a policy needs and a trace does not hold at all."""
-    has = {"oracle:routing", *(f"signal:{name}" for name in trace.signals), *(f"table:{name}" for name in trace.tables)}
+    has = {FUTURE, *(f"signal:{name}" for name in trace.signals), *(f"table:{name}" for name in trace.tables)}
     has |= SCORES if trace.scores is not None else set()
     has |= {"scores-or-weights"} if trace.weights is not None else set()
     return sorted(set(needs) - has)
@@ -373,25 +387,23 @@ def _asked_of_routing(config: Config, place: str, imports: bool) -> tuple[bool, 
     """Whether policies read signals that only recordings have, and whether decoding depends on no routing at all."""
     needs: set[str] = set()
     seen: set[str] = set()
-    fixed = not _served(config.workload) and all(rows == 1 for rows in listed(config.workload.batch_size))
+    fixed = served_by(config.workload) is None and all(rows == 1 for rows in listed(config.workload.batch_size))
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
         written, entry = repr(point.reading), entries[repr(point.policy)]
         if written in seen or (not imports and foreign(code_names(point.policy))):
             continue
         seen.add(written)
-        needs |= wants_of(point, place, entry).needs
+        wanted = wants_of(point, place, entry)
+        check_future(point, wanted, entry)
+        needs |= wanted.needs
         fixed = fixed and bool(getattr(make_policy(point.policy, entry), "routing_free", False))
     return any(need.startswith("signal:") and need not in _SIGNALS for need in needs), fixed
 
 
-def _served(workload: WorkloadConfig) -> bool:
-    return any(one is not None for one in (*listed(workload.arrivals), *listed(workload.closed)))
-
-
 def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
     """Requests, and tokens of each, that suffice for every workload of a sweep."""
-    served = _served(workload)
+    served = served_by(workload) is not None
     usual = {"prompt_tokens": PROMPT, "answer_tokens": ANSWER} if served else {}
     asked: dict[str, int | None] = {
         name: max(usual.get(name, _TOKENS) if value is None else int(value) for value in listed(getattr(workload, name)))

@@ -43,7 +43,9 @@ def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> Wo
 
 def sources_digest(names: Sequence[str]) -> str | None:
     """Hash the sources of a policy, its parts and a scheduler; None if all are moesim's own."""
-    found = [digest for name in names if (digest := source_digest(policy_class(name).__module__)) is not None]
+    found = [
+        digest for name in names if (digest := source_digest(policy_class(name, "policy or scheduler").__module__)) is not None
+    ]
     if len(found) < 2:
         return found[0] if found else None
     return hashlib.sha256(" ".join(found).encode()).hexdigest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moesim.core.units import NS_PER_MS
-from moesim.experiment.report import CI, Row, aggregate, busy_percent, fresh_share, is_lossy, moved_mb, number, repeated
+from moesim.experiment.report import CI, Row, aggregate, busy_percent, fresh_share, is_lossy, moved_mb, number, repeated, served
 from moesim.metrics.fidelity import fresh_percent
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
@@ -72,11 +72,23 @@ def _metric(heading: str, key: str, words: str, scale: float = 1.0, decimals: in
     return Column(heading, f"{key}: {words}", _scaled(key, scale), decimals, _scaled(CI + key, scale))
 
 
-METRICS: Final = (
+_OF_BATCHES: Final = (
     _metric("TTFT (ms)", "ttft_mean_ns", "mean time to the first token", 1 / NS_PER_MS),
     _metric("TPOT (ms)", "tpot_mean_ns", "mean time per output token", 1 / NS_PER_MS),
     _metric("prefill tok/s", "prefill_tokens_per_s", "of the whole batch"),
     _metric("decode tok/s", "decode_tokens_per_s", "of the whole batch"),
+)
+_OF_REQUESTS: Final = (
+    _metric("TTFT p50 (ms)", "ttft_p50_ns", "time to the first token", 1 / NS_PER_MS),
+    _metric("TTFT p99 (ms)", "ttft_p99_ns", "time to the first token", 1 / NS_PER_MS),
+    _metric("TPOT p50 (ms)", "tpot_p50_ns", "time per output token of a request", 1 / NS_PER_MS),
+    _metric("tok/s", "answer_tokens_per_s", "of all answers"),
+    _metric("req/s", "requests_per_s", "requests that ended"),
+    _metric("good/s", "goodput_per_s", "requests within the limits"),
+    _metric("queue", "queue_mean", "requests that wait for their first step, on average"),
+)
+"""In their place where requests arrive."""
+METRICS: Final = (
     Column(
         "fresh %",
         "fidelity_fresh_decode: share of decoding's gate weight served by the routed expert on fresh inputs; "
@@ -131,7 +143,8 @@ def result_table(rows: Sequence[Row]) -> ResultTable:
     settings = [_setting_column(key) for key in SETTINGS if len({str(row.get(key)) for row in rows}) > 1]
     settings += [column for column in _CACHE if any(column.value(row) is not None for row in rows)]
     settings += [_REPEATS] if several else []
-    metrics = [column for column in METRICS if any(column.value(row) is not None for row in done)]
+    of = _OF_REQUESTS if served(rows) else _OF_BATCHES
+    metrics = [column for column in (*of, *METRICS) if any(column.value(row) is not None for row in done)]
     labels = [
         Column("label", "source_label: the weakest source among the numbers used", lambda row: _text(row.get("source_label")))
     ]
@@ -204,9 +217,10 @@ def notes_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
 def settings_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """List each setting's name and values, without those left alone."""
     listed = []
+    alone = ("batch_size", "n_batches", "micro_batches") if served(rows) else ()  # of batches
     for key in dict.fromkeys(("policy", "model", "hardware", "trace", *CACHE_SETTINGS, *SETTINGS)):
         values = list(dict.fromkeys(_plain(row[key]) for row in rows if row.get(key) is not None))
-        if values and values != ["false"]:
+        if values and values != ["false"] and key not in alone:
             listed.append((key.replace("_", " "), shortened(values)))
     return listed
 

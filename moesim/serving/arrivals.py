@@ -14,7 +14,7 @@ import numpy as np
 
 from moesim.core.limits import RUN_NS, TOKENS
 from moesim.core.units import NS_PER_S
-from moesim.errors import WorkloadError, unknown_name
+from moesim.errors import IN_RANGE, WorkloadError, unknown_name
 from moesim.trace.workload.spec import ANSWER, POISSON, PROMPT, REQUESTS
 
 if TYPE_CHECKING:
@@ -256,12 +256,13 @@ def drawn_lengths(quantiles: Mapping[str, Any], normal: NDArray[np.float64], pla
     [1, 100, 400, 500]
     """
     if not isinstance(quantiles, dict) or not {"p50", "p90"} <= set(quantiles):
-        raise WorkloadError(f"{place}: expected p50 and p90, and perhaps most, got {quantiles!r}")
+        one = f"{place.rpartition('.')[2]}_tokens"
+        raise WorkloadError(f"{place}: expected p50 and p90, and perhaps most, got {quantiles!r}; for one length use {one}")
     for key, value in quantiles.items():
         if key not in _QUANTILES:
             raise WorkloadError(f"{place}: {unknown_name('key', key, _QUANTILES)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= TOKENS.most:
-            raise WorkloadError(f"{place}.{key}: expected 1 to {TOKENS.most:,} tokens, got {value!r}")
+            raise WorkloadError(f"{place}.{key}: expected 1 to {TOKENS.most:,} tokens, got {value!r}; {IN_RANGE}")
     p50, p90, most = quantiles["p50"], quantiles["p90"], quantiles.get("most", TOKENS.most)
     if not p50 <= p90 <= most:
         raise WorkloadError(f"{place}: expected p50 <= p90 <= most, got {p50}, {p90}, {most}; correct them")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from moesim.errors import WorkloadError, unknown_name
+from moesim.errors import IN_RANGE, WorkloadError, unknown_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,12 +93,15 @@ def read_drafts(written: Mapping[str, Any], place: str = "workload.drafts") -> D
             raise WorkloadError(f"{place}: {unknown_name('key', key, _KEYS)}")
     n, by, draft_ms = written.get("n"), written.get("by", "mtp"), written.get("draft_ms")
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST:
-        raise WorkloadError(f"{place}.n: expected drafts of a step, 1 to {MOST}, got {n!r}")
+        raise WorkloadError(f"{place}.n: expected drafts of a step, 1 to {MOST}, got {n!r}; {IN_RANGE}")
     if by not in BY:
         raise WorkloadError(f"{place}.by: {unknown_name('drafter', str(by), BY)}")
     if (draft_ms is None) == (by == "model"):
         got = "none" if draft_ms is None else repr(draft_ms)
-        raise WorkloadError(f"{place}.draft_ms: expected milliseconds of a draft with by: model and with no other, got {got}")
+        remedy = "add it" if draft_ms is None else "leave it out"
+        raise WorkloadError(
+            f"{place}.draft_ms: expected milliseconds of a draft with by: model and with no other, got {got}; {remedy}"
+        )
     if draft_ms is not None and not (_is_number(draft_ms) and 0 <= draft_ms < 1e6):
         raise WorkloadError(f"{place}.draft_ms: expected milliseconds, got {draft_ms!r}")
     proposed = written.get("proposed")
@@ -119,6 +122,6 @@ def _shares(written: Any, n: int, place: str, done: str) -> tuple[float, ...]:
     if len(listed) < n or not right:
         raise WorkloadError(
             f"{place}: expected a share for each draft given that all before it are {done}, or {n} falling shares of "
-            f"windows by position, got {written!r}"
+            f"windows by position, got {'none' if written is None else repr(written)}; write a number such as 0.8, or {n}"
         )
     return tuple(listed[:n])

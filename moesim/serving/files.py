@@ -125,7 +125,7 @@ def _table(name: str, first: str, rest: Iterator[str]) -> tuple[Format, Iterator
     if len(times) > 1 or len(prompts) != 1 or len(answers) != 1:
         raise wrong(
             f"{name}:{len(above) + 1}", "one column for each of time, prompt and answer, such as time_s,prompt,answer",
-            ",".join(written)[:100], "rename them",
+            ",".join(written)[:100], "rename them, or add a line with their names",
         )  # fmt: skip
     unit = _TIMES[columns[times[0]]] if times else 0
 

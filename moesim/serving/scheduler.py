@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from moesim.core.own_code import check_target, import_class
 from moesim.core.units import ceil_div
-from moesim.errors import ConfigError, describe_exception, unknown_name
+from moesim.errors import ConfigError, describe_exception, mistyped, unknown_name
 from moesim.serving.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -267,4 +267,5 @@ def _check_option(place: str, value: Any, least: int, kind: type) -> None:
         return
     types, word = (int | float, "a number") if kind is float else (int, "an integer")
     if not isinstance(value, types) or isinstance(value, bool) or not least <= value < float("inf"):
-        raise ConfigError(f"{place}: expected {word} of at least {least}, got {value!r}")
+        several = "; list several schedulers instead" if isinstance(value, list) else ""
+        raise ConfigError(f"{place}: {mistyped(f'{word} of at least {least}', value)}{several}")

@@ -24,6 +24,7 @@ from moesim.core.progress import Progress
 from moesim.core.student import student_t
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import NS_PER_S
+from moesim.errors import ConfigError
 from moesim.experiment.report import cost_notes, number, split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
@@ -180,6 +181,9 @@ def ended_per_s(served: Served) -> float:
 def capacities(experiment: Experiment, asked: Asked, *, jobs: int | None = None, progress: bool = False) -> list[Capacity]:
     """Search the capacity of each policy of an experiment, whose workload is one user with limits."""
     specs = {spec.policy_name: spec for spec in experiment.specs}
+    if len(specs) < len(experiment.specs):
+        n = len(experiment.specs) // len(specs)
+        raise ConfigError(f"{experiment.place}: expected one setting of each policy, got {n}; give one value of each key")
     with Progress(len(specs) * (1 + asked.seeds * _ROUNDS), enabled=progress) as bar, Workers(jobs) as workers:
         bar.describe("one user alone")
         alone = dict(

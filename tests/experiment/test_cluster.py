@@ -56,12 +56,12 @@ class Dask:
             raise
         self.address: str = json.loads(file.read_text())["address"]
 
-    def add(self, *, path: Path = ROOT, nanny: bool = False) -> subprocess.Popen[str]:
+    def add(self, *, path: Path = ROOT, nanny: bool = False, inside: Path | None = None) -> subprocess.Popen[str]:
         """Start a worker, and wait until the scheduler knows it; with a nanny, one that dies is started again."""
         self._n += 1
         log = self.folder / f"worker{self._n}.log"
         options = ("--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1", "--nanny" if nanny else "--no-nanny")
-        worker = start(self.folder, "-m", "dask", "worker", self.address, *options, path=path, log=log)
+        worker = start(inside or self.folder, "-m", "dask", "worker", self.address, *options, path=path, log=log)
         self.workers.append(worker)
         wait_until(lambda: "Registered to" in log.read_text(), "a worker")
         return worker
@@ -306,6 +306,37 @@ def test_made_up_routing_goes_through_the_result_folder(dask: Dask, folder: Path
     assert main(["run", "small.yaml", "--out", "made2", "--scheduler", dask.address]) == 0
     assert same_folders(folder / "made", folder / "made2")
     assert not (folder / "made2/dataset/.traces").exists()
+
+
+SCHEDULER = """
+from moesim.serving.schedulers.static import Static
+
+
+class Alone(Static):
+    pass
+"""
+
+
+def test_a_worker_elsewhere_serves_requests_of_a_file_with_a_scheduler_of_ones_own(
+    dask: Dask, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "cluster_scheduler.py").write_text(SCHEDULER)
+    (folder / "requests.csv").write_text("time_s,prompt,answer\n0,4,2\n1,5,3\n2,3,2\n")
+    workload = {"arrivals": "requests.csv", "scheduler": ["vllm", "cluster_scheduler:Alone"]}
+    write_yaml(folder, workload=workload, policies=["lru"], timeline=None, name="served")
+    assert main(["run", "small.yaml", "--out", "served1", "--jobs", "1"]) == 0
+    dask.have(0)
+    monkeypatch.setenv("PYTHONPATH", str(folder))  # it sees the module, and not the file
+    worker = dask.add(inside=tmp_path)
+    assert main(["run", "small.yaml", "--out", "served2", "--scheduler", dask.address]) == 0
+    assert same_folders(folder / "served1", folder / "served2")
+    dask.kill(worker)
+    monkeypatch.delenv("PYTHONPATH")
+    worker = dask.add(inside=tmp_path)
+    capsys.readouterr()
+    assert main(["run", "small.yaml", "--out", "served3", "--scheduler", dask.address]) == 1
+    dask.kill(worker)
+    assert f"process {worker.pid}: policy or scheduler: cannot import module 'cluster_scheduler'" in capsys.readouterr().err
 
 
 @pytest.mark.long

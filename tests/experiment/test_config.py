@@ -74,7 +74,7 @@ YAML_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"decision_us": 2e9}, "decision_us: expected a number of at most 1000000000.0, got 2000000000.0; choose a ..."),
     ({"repeat": COUNT.most + 1}, f"repeat: expected an integer of at most {COUNT.most}, got {COUNT.most + 1}; choose a ..."),
     ({"timeline": {"steps": 0}}, "timeline.steps: expected an integer of at least 1, got 0; choose a value in this range"),
-    ({"workload": {"closed": 1, "limits": 2}}, "workload.limits: expected a text or a mapping, got 2; correct it"),
+    ({"workload": {"closed": 1, "limits": 2}}, "workload.limits: expected a mapping, got 2; write it as {ttft_s: 2}"),
     ({"trace": 3}, "trace: expected a trace's name, the path of a file, or a mapping with the key synthesize, got 3"),
     ({"zip": [["model", "trace"]], "model": ["a", "b"]},
      "zip[0]: trace: expected a list, got 't'; give it one, or remove it from zip"),

@@ -12,9 +12,11 @@ import moesim
 from moesim.cli.main import main
 from moesim.core.table import Format
 from moesim.errors import ConfigError
-from moesim.experiment.report import result_table
+from moesim.experiment.report import describe_run, result_table
 from moesim.experiment.run import run_experiment
-from moesim.experiment.store import Store, read_records, records_bytes
+from moesim.experiment.store import Store, read_records, read_summary, records_bytes
+from moesim.report.tables import result_table as result_lines
+from moesim.report.tables import settings_of
 from tests.engine.engine_kit import assert_same
 from tests.experiment.experiment_kit import resolve, small, write_yaml
 
@@ -159,3 +161,38 @@ def test_figures_that_need_served_runs_say_so(tmp_path: Path):
     for kind in ("request_gantt", "slots_over_time", "latency_by_load"):
         with pytest.raises(ConfigError, match=r"served|requests_per_s"):
             found.plot(kind)
+
+
+def test_a_report_has_the_measures_of_requests(tmp_path: Path):
+    file, out = write_yaml(tmp_path, workload=SERVED, plots=[]), tmp_path / "out"
+    moesim.run(file, out=out, progress=False)
+    rows = read_summary(out)["runs"]
+    headings = [heading for heading, *_ in result_lines(rows).headings]
+    assert headings[:9] == [
+        "policy", "rate", "cache ratio", "TTFT p50 (ms)", "TTFT p99 (ms)", "TPOT p50 (ms)", "tok/s", "req/s", "good/s",
+    ]  # fmt: skip
+    assert "decode tok/s" not in headings
+    settings = dict(settings_of(rows))
+    assert settings["rate"] == "0.2, 50" and not {"batch size", "n batches"} & settings.keys()
+    assert describe_run(rows[0]) == "run 0 (on-demand, cache 0.25, requests/s 0.2)"
+
+
+def test_a_moved_result_finds_its_file_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "requests.csv").write_text("time_s,prompt,answer\n0,4,2\n1,5,3\n")
+    monkeypatch.chdir(tmp_path)
+    file = write_yaml(tmp_path, workload={"arrivals": "requests.csv"}, policies=["lru"], timeline=None, plots=[])
+    moesim.run(file, out="out", progress=False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    whole = moesim.load("../out").records()  # next to the result
+    moved = Path("../requests.csv").rename("renamed.csv")
+    with pytest.raises(
+        ConfigError, match=r"out: run 0 \(lru\): expected the requests requests.csv .* name its folder with --inp"
+    ):
+        moesim.load("../out").records()
+    moved.rename("requests.csv")
+    assert_same(moesim.load("../out", inputs=elsewhere).records(), whole)
+    Path("requests.csv").write_text("time_s,prompt,answer\n0,4,2\n1,5,4\n")
+    with pytest.raises(ConfigError, match="expected the same result when simulated again"):
+        moesim.load("../out", inputs=elsewhere).records()

@@ -156,7 +156,7 @@ def test_requests_that_ended_while_others_came():
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match="share: expected above 0"):
         small(tmp_path, share=1.5)
-    with pytest.raises(InputError, match=r"limits\.ttft_s: expected positive seconds"):
+    with pytest.raises(InputError, match=r"ttft: expected seconds above 0"):
         small(tmp_path, ttft=-1)
     with pytest.raises(ConfigError, match="think: expected it with users, got 3 s and a rate"):
         small(tmp_path, think=3)

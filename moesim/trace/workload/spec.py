@@ -175,7 +175,7 @@ class WorkloadSpec:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set workload.reuse: shifted")
 
     def _check_served(self) -> None:
-        for name in _FORMS:
+        for name in FORMS:
             value = getattr(self, name)
             if isinstance(value, dict):
                 object.__setattr__(self, name, json.dumps(value))
@@ -191,7 +191,8 @@ class WorkloadSpec:
             value = getattr(self, name)
             least = 0 if name == "think_s" else 1e-9
             if value is not None and not (isinstance(value, int | float) and least <= value < float("inf")):
-                raise WorkloadError(f"workload.{name}: expected a positive number, got {value!r}")
+                words = "of at least 0" if least == 0 else "above 0"
+                raise WorkloadError(f"workload.{name}: expected a number {words}, got {value!r}; {IN_RANGE}")
         _ = self.limit_seconds  # checks them
         if (self.n_requests or 0) > MOST_SERVED:
             raise WorkloadError(f"workload.n_requests: expected at most {MOST_SERVED:,}, got {self.n_requests}; ask for fewer")
@@ -200,7 +201,9 @@ class WorkloadSpec:
         if self.arrivals == POISSON and self.rate is None:
             raise WorkloadError("workload.rate: expected requests a second next to arrivals: poisson, got none; add it")
         if self.closed is not None and self.rate is not None:
-            raise WorkloadError("workload.rate: expected it next to arrivals, got it next to closed, where users set the rate")
+            raise WorkloadError(
+                "workload.rate: expected it next to arrivals, got it next to closed, where users set the rate; leave it out"
+            )
         if self.prompt_tokens == 0:
             raise WorkloadError("workload.prompt_tokens: expected at least 1 in a served workload, got 0; raise it")
         for name, fits, where in (
@@ -214,7 +217,10 @@ class WorkloadSpec:
         for name in ("decode_tokens", "micro_batches", "prefill_chunk", "refill", "requests", "n_batches", "batch_size"):
             default = WorkloadSpec.__dataclass_fields__[name].default
             if getattr(self, name) != default:
-                remedy = {"decode_tokens": "use answer_tokens", "batch_size": "use closed, or options of the scheduler"}
+                remedy = {
+                    "decode_tokens": "use answer_tokens", "batch_size": "use closed, or options of the scheduler",
+                    "requests": "use n_requests", "n_batches": "use n_requests",
+                }  # fmt: skip
                 raise WorkloadError(
                     f"workload.{name}: expected nothing in a served workload, got {getattr(self, name)!r}; "
                     f"{remedy.get(name, 'use options of the scheduler')}"
@@ -256,7 +262,9 @@ class WorkloadSpec:
             if name not in LIMITS:
                 raise WorkloadError(f"workload.limits: {unknown_name('limit', name, LIMITS)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise WorkloadError(f"workload.limits.{name}: expected positive seconds, got {value!r}")
+                raise WorkloadError(
+                    f"workload.limits.{name}: expected seconds above 0, got {value!r}; write a number, without a unit"
+                )
         return found
 
     @property
@@ -311,7 +319,7 @@ def own_scheduler(asked: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _check_text(name: str, value: Any) -> None:
     """Raise unless a text is one that this parameter may have: a name, a path, or a mapping that was written as JSON."""
-    words, example = _FORMS[name]
+    words, example = FORMS[name]
     mapping = isinstance(value, str) and value.startswith("{")
     with suppress(ValueError):
         if isinstance(value, str) and (isinstance(json.loads(value), dict) if mapping else " or " in words):
@@ -327,11 +335,12 @@ POISSON: Final = "poisson"
 """Of `WorkloadSpec.arrivals`; anything else is a file."""
 KV_READ: Final = ("streamed", "attended")
 LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
-_FORMS: Final = {
+FORMS: Final = {
     "scheduler": ("a name or a mapping", "{name: vllm}"), "lengths": ("a path or a mapping", "{prompt: {p50: 800, p90: 2400}}"),
     "drafts": ("a mapping", "{n: 2, accept: 0.8}"),
     "kv": ("a mapping", "{host: 0.5, read: attended}"), "limits": ("a mapping", "{ttft_s: 2}"),
 }  # fmt: skip
+"""Parameters that may be mappings: what is expected of them, and an example."""
 MOST_SERVED: Final = 10_000_000
 """Requests of a served workload, which takes about 200 bytes of memory for each."""
 REQUESTS = 64
