@@ -91,7 +91,7 @@ class Strata(PolicyBase):
         "the automatic size of chunk and ring, by free memory",
         "slots sized in bytes for each layer: all are as large as the largest expert",
         "misses ranked 7th or lower skipped (STRATA_ROUTE_TAIL_SKIP, 0.1.42), which changes the answer",
-        "KV beyond --kv-resident in pinned memory, whose room becomes slots",
+        "KV beyond --kv-resident in pinned memory, whose room becomes slots: set workload.kv (resident: 32768)",
         "RAM and file tiers below the cache (--ram-budget-gib, --resident-experts); several GPUs",
         "an expert copied twice, as swap and for its window: it is copied once",
     )
