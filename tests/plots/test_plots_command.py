@@ -68,8 +68,8 @@ def names(folder: Path) -> set[str]:
 
 # ---------------------------------------------------------------------------------------------------------------- every figure
 def test_the_catalogue_is_whole():
-    assert {"decode_speed", "prefill_speed", "speedup", "hit_rate", "breakdown", "ladder", "heatmap", "best_setting", "energy", "vram",
-        "tornado",
+    assert {"decode_speed", "prefill_speed", "speedup", "hit_rate", "breakdown", "ladder", "heatmap", "energy", "vram",
+            "best_setting", "tornado",
             "regret", "validation", "hit_rate_by_token", "balance_cdf", "gantt", "signal_accuracy", "signal_accuracy_by_layer",
             "speedup_lines", "throughput", "speed_by_context", "reuse_map", "coactivation", "latency_cdf", "time_by_layer",
             "popularity_drift", "printed", "crossover", "lookahead", "coactivation_ranks", "latency_by_load", "goodput",

@@ -110,3 +110,12 @@ def test_types_of_a_server_are_known_by_name():
     assert load_model({"base": "mixtral-8x7b", "kv_bits": "Q8_0"}).kv_bits == 8.5
     with pytest.raises(ModelError, match=r"kv_bits: unknown type 'q8'; did you mean 'q8_0'"):
         load_model({"base": "mixtral-8x7b", "kv_bits": "q8"})
+
+
+def test_the_slots_that_a_smaller_type_frees_are_those_of_a_published_server():
+    """FreeToken issue 103, gemma-4-26B: a cache of 9.2 GiB becomes one of 4.9 GiB as q8_0, and 694 slots 2,074."""
+    plain, small = (load_model({"base": "gemma-4-26b-a4b", "expert_bits": 4.5, "kv_bits": kind}) for kind in ("bf16", "q8_0"))
+    tokens = next(n for n in range(460_000, 500_000, 1000) if plain.all_kv_bytes(n) >= 9.175 * 2**30)
+    assert round(small.all_kv_bytes(tokens) / 2**30, 1) == 4.9
+    freed = plain.all_kv_bytes(tokens) - small.all_kv_bytes(tokens)
+    assert freed // plain.expert_bytes(0) == pytest.approx(2074 - 694, rel=0.02)
