@@ -27,21 +27,11 @@ class Size(NamedTuple):
 
 
 class KvPlace(NamedTuple):
-    """Where the KV cache lies that a policy leaves on GPUs.
+    """Where the KV cache lies that a policy leaves on GPUs."""
 
-    Attributes
-    ----------
-    host : float
-        Share of the layers whose cache grows with the context that have it in host memory, the last ones first.
-    read : "streamed" or "attended"
-        Who reads it while decoding: a GPU, to which it is copied for each use, or the CPU, where it lies.
-    resident : int
-        Newest tokens of each request that stay on the GPU; only older ones are streamed.
-    """
-
-    host: float = 1.0
-    read: str = "streamed"
-    resident: int = 0
+    host: float = 1.0  # share of the layers whose cache grows with the context, the last ones first
+    read: str = "streamed"  # while decoding, or "attended" by the CPU where it lies
+    resident: int = 0  # newest tokens of each request that stay on the GPU; older ones are streamed
 
 
 @dataclass(frozen=True)
