@@ -85,22 +85,36 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
     "unknown policy 'fidler'; did you mean 'fiddler'? known: dali, fiddler"
     >>> unknown_name("key", "batch", ["batch_size", "n_batches"])
     "unknown key 'batch'; did you mean 'batch_size'? known: batch_size, n_batches"
-    >>> unknown_name("policy", "fidler", ["fiddler", "dali"], "moesim list policies")
-    "unknown policy 'fidler'; did you mean 'fiddler'? `moesim list policies` has all"
+    >>> unknown_name("policy", "Fidler", ["fiddler", "dali"], "moesim list policies")
+    "unknown policy 'Fidler'; did you mean 'fiddler'? `moesim list policies` has all"
+    >>> unknown_name("policy", "hybrimoe", ["hybrimoe-code", "dali", "hybrimoe-paper"], "moesim list policies")
+    "unknown policy 'hybrimoe'; did you mean 'hybrimoe-code' or 'hybrimoe-paper'? `moesim list policies` has all"
     >>> unknown_name("policy", "least-recent", ["static", "lru", "dali", "belady"], "moesim list policies")
     "unknown policy 'least-recent'; nearest: static; `moesim list policies` has all"
     """
     names = sorted(known)
-    close = [one for one in names if one.startswith(f"{name}_")] or _closest(name, names) or _closest(name.lower(), names)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    if command:
+    close = _close(name, names)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    if command or len(names) > _LISTED:
         nearest = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.3))
-        return f"unknown {kind} '{name}'; {hint or (f'nearest: {nearest}; ' if nearest else '')}`{command}` has all"
+        found = hint or (f"nearest: {nearest}; " if nearest else "")
+        return f"unknown {kind} '{name}'; {found}" + (f"`{command}` has all" if command else f"{len(names)} are known")
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
 
 
-def _closest(name: str, names: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, names, n=1)
+_LISTED = 40  # names of which a message has all
+
+
+def _close(name: str, names: Sequence[str]) -> list[str]:
+    """Find the names that were probably meant: which begin with it, contain it, or are spelled almost so; at most four."""
+    plain = {one: re.sub(r"[-_. ]", "", one.lower()) for one in names}
+    short = re.sub(r"[-_. ]", "", name.lower())
+    if same := [one for one in names if plain[one] == short]:
+        return same[:4]
+    begun = [one for one in names if re.match(rf"{re.escape(name.lower())}[-_.]", one.lower())]
+    inside = [one for one in names if len(short) > 3 and short in plain[one]]
+    spelled = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
+    return (begun or spelled or inside)[:4]
 
 
 _INTEGER = re.compile(r"[-+]?\d+")

@@ -127,7 +127,7 @@ def _command(verb: str | None) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = arguments = _as_meant(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
     if _COMPLETE in os.environ:
         completion_init()
@@ -165,6 +165,17 @@ def main(arguments: list[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _as_meant(given: list[str]) -> list[str]:
+    """Read what other programs take for ``--version`` and ``--help``.
+
+    >>> _as_meant(["version"]), _as_meant(["help", "run"]), _as_meant(["run", "-v"])
+    (['--version'], ['run', '--help'], ['run', '-v'])
+    """
+    if given in (["version"], ["-v"], ["-V"]):
+        return ["--version"]
+    return [*given[1:], "--help"] if given[:1] == ["help"] else given
+
+
 def _with_verbs(error: Any) -> str:
     """Return the message of Typer's error; of an unknown command with those known."""
     message = str(error.format_message())
@@ -182,6 +193,11 @@ def _with_words(message: str, given: Sequence[str]) -> str:
     after = dict(pairwise(given))
     if (wrong := re.match(r"Invalid value for '(-[\w-]+)'", message)) and (value := after.get(wrong[1])) not in (None, ""):
         return message if str(value) in message else f"{message}, got {value!r}"
+    if wrong := re.match(r"Invalid value for '(\w+)': (?:Value error, )?'(.*)' is not one of (.*)\.$", message):
+        return unknown_name(wrong[1], wrong[2], re.findall(r"'([^']*)'", wrong[3]))
+    if message == "Missing option '--policies'.":
+        named = [word.strip(",") for before, word in pairwise(given) if not before.startswith("-") and not word.startswith("-")]
+        return f"{given[0]}: expected --policies NAME,NAME, got none; write --policies {','.join(named) or 'lru,dali'}"
     if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((\S+)", message):
         option = next((one for one, value in after.items() if value == extra[1].rstrip(")") and one.startswith("--")), None)
         return message if option is None else f"{message}; {option} takes no value"

@@ -255,6 +255,9 @@ def target_of(name: str, place: str = "policies") -> str:
         if name not in found:
             part = part_as_policy(name)
             unknown = unknown_name("policy", name, [*POLICIES, *found], "moesim list policies")
+            if name.endswith(".py"):
+                stem = name.rpartition("/")[2].removesuffix(".py")
+                unknown = f"expected a policy's name, got the file '{name}'; name a class of it, such as {stem}:MyPolicy"
             raise ConfigError(f"{place}: " + (f"expected a policy, {part}" if part else unknown))
         target = found[name].value
     return check_target(target, place)
