@@ -87,6 +87,12 @@ inline PyObject *num(i64 n) {
     return made;
 }
 
+template <class Number> PyObject *tuple_of(const std::vector<Number> &numbers) {
+    nb::object made = own(PyTuple_New(Py_ssize_t(numbers.size())));
+    for (size_t i = 0; i < numbers.size(); ++i) PyTuple_SET_ITEM(made.ptr(), i, num(numbers[i]));
+    return made.release().ptr();
+}
+
 inline nb::list list_of(const std::vector<nb::object> &items) {
     nb::list found;
     for (const nb::object &one : items) found.append(one);
