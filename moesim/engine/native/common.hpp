@@ -87,9 +87,10 @@ inline PyObject *num(i64 n) {
     return made;
 }
 
+/// List whole numbers, most of which may be 0.
 template <class Number> PyObject *tuple_of(const std::vector<Number> &numbers) {
-    nb::object made = own(PyTuple_New(Py_ssize_t(numbers.size())));
-    for (size_t i = 0; i < numbers.size(); ++i) PyTuple_SET_ITEM(made.ptr(), i, num(numbers[i]));
+    nb::object made = own(PyTuple_New(Py_ssize_t(numbers.size()))), zero = nb::steal(num(0));
+    for (size_t i = 0; i < numbers.size(); ++i) PyTuple_SET_ITEM(made.ptr(), i, numbers[i] ? num(numbers[i]) : ref(zero));
     return made.release().ptr();
 }
 
