@@ -44,7 +44,7 @@ def _numbers(*keys: Ints) -> tuple[Ints, ...]:
     sizes = np.max([key.max(axis=1, initial=0) for key in keys], axis=0) + 1
 
     def number(key: Ints) -> Ints:
-        found = key[0]
+        found: Ints = key[0]
         for row, size in zip(key[1:], sizes[1:], strict=True):
             found = found * size + row
         return found
