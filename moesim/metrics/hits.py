@@ -42,7 +42,14 @@ def _longer(rows: Ints, flags: Flags, *columns: Ints) -> Ints:
 def _numbers(*keys: Ints) -> tuple[Ints, ...]:
     """Return one number for each column of several arrays, the same for the same columns."""
     sizes = np.max([key.max(axis=1, initial=0) for key in keys], axis=0) + 1
-    return tuple(np.ravel_multi_index(tuple(key), tuple(sizes)) for key in keys)
+
+    def number(key: Ints) -> Ints:
+        found: Ints = key[0]
+        for row, size in zip(key[1:], sizes[1:], strict=True):
+            found = found * size + row
+        return found
+
+    return tuple(map(number, keys))
 
 
 def _among(numbers: Ints, others: Ints) -> Flags:
@@ -187,7 +194,7 @@ def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, In
     arrived = _sorted(arrived, 3)
     since = np.searchsorted(runs[3], arrived[3])  # an arrival is before a Run of the same instant
     of_arrival, of_run = _numbers(arrived[:3], runs[:3])
-    order = np.argsort(of_arrival, kind="stable")
+    order = _order(of_arrival)
     arrived, of_arrival = arrived[:, order], of_arrival[order]
     at = _next_of(of_run, of_arrival, since[order])
     # The first Run after an arrival uses it, and of several arrivals the last.
@@ -200,14 +207,21 @@ def _settled(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, In
 
 
 def _sorted(columns: Ints, row: int) -> Ints:
-    """Put columns in the order of a row."""
-    return columns[:, np.argsort(columns[row], kind="stable")]
+    """Put columns in the order of a row, in which most are already."""
+    key = columns[row]
+    return columns[:, np.argsort(key, kind="stable")] if (key[1:] < key[:-1]).any() else columns
+
+
+def _order(numbers: Ints) -> Ints:
+    """Return the stable order of numbers of at least 0; NumPy sorts 16 bits by digits, several times as fast."""
+    short = numbers.astype(np.uint16) if numbers.max(initial=0) < 2**16 else numbers
+    return np.argsort(short, kind="stable")
 
 
 def _next_of(numbers: Ints, wanted: Ints, since: Ints) -> Ints:
     """Find where each wanted number next occurs, from a place on; the length if it does not."""
     n = len(numbers)
-    order = np.argsort(numbers, kind="stable")
+    order = _order(numbers)
     keys = numbers[order] * (n + 1) + order
     at = np.append(order, n)[np.searchsorted(keys, wanted * (n + 1) + since)]
     found: Ints = np.where(np.append(numbers, 0)[at] == wanted, at, n)

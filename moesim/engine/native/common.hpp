@@ -87,6 +87,13 @@ inline PyObject *num(i64 n) {
     return made;
 }
 
+/// List whole numbers, most of which may be 0.
+template <class Number> PyObject *tuple_of(const std::vector<Number> &numbers) {
+    nb::object made = own(PyTuple_New(Py_ssize_t(numbers.size()))), zero = nb::steal(num(0));
+    for (size_t i = 0; i < numbers.size(); ++i) PyTuple_SET_ITEM(made.ptr(), i, numbers[i] ? num(numbers[i]) : ref(zero));
+    return made.release().ptr();
+}
+
 inline nb::list list_of(const std::vector<nb::object> &items) {
     nb::list found;
     for (const nb::object &one : items) found.append(one);

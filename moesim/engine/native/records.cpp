@@ -87,12 +87,15 @@ static void order_tasks(State &state) {
     if (lanes < 2) return;
     std::vector<std::string> names;
     for (DeviceState &device : state.devices) names.push_back(text(device.name));
-    std::stable_sort(tasks.begin(), tasks.end(), [&](const TaskRecord &a, const TaskRecord &b) {
-        if (a.end != b.end) return a.end < b.end;
+    auto before = [&](const TaskRecord &a, const TaskRecord &b) {
         if (a.start != b.start) return a.start < b.start;
         if (a.device != b.device) return names[a.device] < names[b.device];
         return a.side < b.side;
-    });
+    };
+    for (TaskRecord *first = tasks.begin(), *next; first != tasks.end(); first = next) {  // they are there as they were completed
+        next = std::find_if(first, tasks.end(), [&](const TaskRecord &one) { return one.end != first->end; });
+        if (next - first > 1) std::stable_sort(first, next, before);
+    }
 }
 
 /// Give Python's records all that has been completed and not been given yet.

@@ -19,6 +19,15 @@ static const Table *recorded(const MicroBatch &micro, std::unique_ptr<Table> &ta
 const Table *MicroBatch::weights() const { return recorded(*this, kept_weights, "weights"); }
 const Table *MicroBatch::scores() const { return recorded(*this, kept_scores, "scores"); }
 
+nb::handle MicroBatch::shown(int field, int layer) {
+    nb::object &values = by_layer[field];
+    if (!values.is_valid()) {
+        values = field == 0 ? experts : attr(layers, field == 1 ? "weights" : "scores");
+        if (!values.is_none()) values = own(PySequence_List(values.attr("swapaxes")(0, 1).ptr()));
+    }
+    return values.is_none() ? nb::handle(values) : nb::handle(PyList_GET_ITEM(values.ptr(), layer));
+}
+
 /// Count the rows of each expert of the layer.
 void Routing::read(const MicroBatch &from) {
     for (int expert : active) rows[expert] = 0;

@@ -228,21 +228,18 @@ struct HostThread {
 /// A contiguous run of a step's rows that holds whole requests.
 struct MicroBatch {
     i64 first_row, n_rows, work2;
-    nb::object layers;  // routing of each layer, prepared when it is first asked for
+    nb::object layers, experts;  // routing of each layer, as Python prepares it; its ids alone
     std::unique_ptr<Table> ids;  // (n_rows, n_layers, top_k)
     /// What the router said of the chosen experts, (n_rows, n_layers, top_k); read when asked for; null if not recorded.
     const Table *weights() const;
     /// And of all, (n_rows, n_layers, n_experts).
     const Table *scores() const;
 
-    /// The routing of a layer, for events: ids, weights, scores, rows, active.
-    nb::handle routing(int layer) {
-        if (!listed) listed = own(PySequence_List(layers.ptr()));
-        return PyList_GET_ITEM(listed.ptr(), layer);
-    }
+    /// What Python is shown of a layer: its ids, weights or scores, of each row; None: not recorded.
+    nb::handle shown(int field, int layer);
 
     mutable std::unique_ptr<Table> kept_weights, kept_scores;
-    nb::object listed;
+    nb::object by_layer[3];
 };
 
 struct Streams;

@@ -70,7 +70,8 @@ static void read_step(State &state, nb::object step) {
         PyObject *one = micro[i];  // first_row, n_rows, work2, n_sequences, layers, experts
         state.micro.push_back({as_int(PyTuple_GET_ITEM(one, 0)), as_int(PyTuple_GET_ITEM(one, 1)),
                                as_int(PyTuple_GET_ITEM(one, 2)), nb::borrow(PyTuple_GET_ITEM(one, 4)),
-                               std::make_unique<Table>(PyTuple_GET_ITEM(one, 5)), nullptr, nullptr, {}});
+                               nb::borrow(PyTuple_GET_ITEM(one, 5)), std::make_unique<Table>(PyTuple_GET_ITEM(one, 5)),
+                               nullptr, nullptr, {}});
     }
 }
 
@@ -274,7 +275,7 @@ static bool is_exact(State &state) {
 /// List a field of the layer's routing (0: ids, 1: weights), of each micro-batch.
 static nb::list routing_of(State &state, const Visit *visit, int field) {
     nb::list found;
-    for (MicroBatch &micro : state.micro) found.append(nb::handle(PyTuple_GET_ITEM(micro.routing(visit->layer).ptr(), field)));
+    for (MicroBatch &micro : state.micro) found.append(micro.shown(field, visit->layer));
     return found;
 }
 
@@ -458,12 +459,9 @@ void routed(State &state, int mb) {
         }
         return;
     }
-    nb::handle routing = micro.routing(layer);  // experts, weights, scores, rows, active
-    PyObject *experts = PyTuple_GET_ITEM(routing.ptr(), 0), *weights = PyTuple_GET_ITEM(routing.ptr(), 1);
-    PyObject *scores = PyTuple_GET_ITEM(routing.ptr(), 2), *rows = PyTuple_GET_ITEM(routing.ptr(), 3);
-    PyObject *active = PyTuple_GET_ITEM(routing.ptr(), 4);
-    nb::object event = named(state.py.event[ROUTED], num(visit->step), num(layer), num(mb), ref(experts), ref(weights),
-                             ref(scores), ref(rows), ref(active), num(micro.first_row));
+    nb::object event = named(state.py.event[ROUTED], num(visit->step), num(layer), num(mb), ref(micro.shown(0, layer)),
+                             ref(micro.shown(1, layer)), ref(micro.shown(2, layer)), tuple_of(state.routing.rows),
+                             tuple_of(state.routing.active), num(micro.first_row));
     PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
     nb::object actions = own(PyObject_VectorcallMethod(state.py.decide.ptr(), arguments, 3, nullptr));
     if (state.decision_ns) {

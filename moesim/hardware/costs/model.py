@@ -124,6 +124,7 @@ class CostModel:
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
         self._parts: dict[tuple[str, str, int, int], int] = {}
+        self._curves: dict[tuple[str, str], list[CostCurve]] = {}
         self._rooflines: dict[tuple[str, str, str], Roofline] = {}
         self._unfitting = Unfitting(self.model)
         self._memo: dict[tuple[Any, ...], int] = {}
@@ -276,10 +277,12 @@ class CostModel:
         return f"{self.hardware.path}: devices.{device.name} ({part} of {self.model.name})"
 
     def _part_curves(self, device: str, part: str) -> list[CostCurve]:
-        found = self.hardware.devices[device]
-        curves = part_curves(self.model, found, part)
-        if not curves:
-            self._unfitting.part(found, part)
+        curves = self._curves.get((device, part))
+        if curves is None:
+            found = self.hardware.devices[device]
+            curves = self._curves[device, part] = part_curves(self.model, found, part)
+            if not curves:
+                self._unfitting.part(found, part)
         return curves
 
     def _part_ns(self, device: str, part: str, n_rows: int, n_bytes: int, operations: int) -> int:
