@@ -34,6 +34,9 @@ def plot(
     where: Annotated[
         list[str], typer.Option("--where", metavar="KEY=VALUE", help="Only rows with this value, such as batch_size=4.")
     ] = [],  # noqa: B006  (typer copies it)
+    label: Annotated[
+        list[str], typer.Option("--label", metavar="POLICY=NAME", help="Name of a policy in the figures, such as dali=Ours.")
+    ] = [],  # noqa: B006
     more: Annotated[
         list[str], typer.Option("--option", metavar="KEY=VALUE", help="What else a kind takes, such as layers=15,16; see --list.")
     ] = [],  # noqa: B006
@@ -75,7 +78,8 @@ def plot(
     given = dict(zip(OPTIONS, (baseline, x, y, metric), strict=True)) | dict(_pair(text, "--option") for text in more)
     request = Request(
         words[:n_kinds], words[n_kinds:], {name: value for name, value in given.items() if value is not None},
-        split_names(policies), [_pair(text, "--where") for text in where], "paper" if medium == "paper" else "screen", inches,
+        split_names(policies), [_pair(text, "--where") for text in where], dict(_label(text) for text in label),
+        "paper" if medium == "paper" else "screen", inches,
     )  # fmt: skip
     with reading_results(trust):
         files = draw(request, partial(outcome_of, trust=trust, inputs=inputs))
@@ -103,6 +107,18 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not (separator and key and value):
         raise ConfigError(f"plot: {option}: expected KEY=VALUE, got '{text}'")
     return key.strip(), value.strip()
+
+
+def _label(text: str) -> tuple[str, str]:
+    """Read a policy and its name; options of the policy have equals signs of their own.
+
+    >>> _label("dali(w_size=2)=Ours")
+    ('dali(w_size=2)', 'Ours')
+    """
+    name, separator, label = text.rpartition("=")
+    if not (separator and name.strip() and label.strip()):
+        raise ConfigError(f"plot: --label: expected POLICY=NAME, got '{text}'")
+    return name.strip(), label.strip()
 
 
 def _listing() -> str:

@@ -27,7 +27,7 @@ from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.model import check_chunk, most_chunks
 from moesim.hardware.engines import transfer_of
 from moesim.hardware.read import flatten, is_number
-from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label, read_policy_label
+from moesim.metrics.naming import LABEL, fingerprint, hardware_label, model_label, policy_label, read_policy_label
 from moesim.metrics.serving import measures
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import code_names, policy_class
@@ -240,7 +240,7 @@ class RunSpec:
 
     def row(self) -> dict[str, Value]:
         """Describe in a row what a run is: everything that was set, by name."""
-        options = {key: _short(value) for key, value in self.point.policy.items() if key != "name"}
+        options = {key: _short(value) for key, value in self.point.policy.items() if key not in ("name", LABEL)}
         row: dict[str, Value] = {
             "run": self.index,
             "policy": self.policy_name,
@@ -557,9 +557,22 @@ def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict
         swept = isinstance(value, list) and value and not (key in known and known[key].fits(value))
         return value if swept else [value]
 
-    return _grid({key: choices(key, value) for key, value in spec.items()})
+    asked = {key: choices(key, value) for key, value in spec.items() if key != LABEL}
+    for policy in _grid(asked):
+        if LABEL in spec:
+            swept = {key: value for key, value in policy.items() if len(asked[key]) > 1}
+            policy[LABEL] = policy_label({"name": _label(spec[LABEL], place), **swept})
+        yield policy
 
 
+def _label(text: Any, place: str) -> str:
+    """Check the name that a policy has in tables and figures."""
+    if not isinstance(text, str) or not text.strip() or not text.isprintable() or len(text) > _LONGEST_LABEL:
+        raise ConfigError(f"{place}: label: expected a text of one line, at most {_LONGEST_LABEL} characters, got {text!r}")
+    return text
+
+
+_LONGEST_LABEL: Final = 60
 QUICK_DECODE_TOKENS = 4
 
 

@@ -59,8 +59,14 @@ def cache_asked(row: Mapping[str, Any]) -> str:
     return f"{ratio:g}" if isinstance(ratio, int | float) else format_size(budget or 0)
 
 
+LABEL: Final = "label"
+"""Key of a policy in an experiment: its name in tables and figures."""
+
+
 def policy_label(policy: Mapping[str, Any]) -> str:
-    """Write a policy and its options in one word or so."""
+    """Write a policy's label, or its name with its options in one word or so."""
+    if LABEL in policy:
+        return str(policy[LABEL])
     options = ",".join(f"{key}={_written(value)}" for key, value in policy.items() if key != "name")
     return str(policy["name"]) + (f"({options})" if options else "")
 

@@ -185,6 +185,7 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)  # as typed; each goes to the kinds that take it
     policies: Sequence[str] = ()  # names in their order; empty: all
     where: Sequence[tuple[str, str]] = ()  # columns and the values that they must have
+    labels: Mapping[str, str] = field(default_factory=dict)  # policies and the names that they have in the figures
     medium: Medium = "screen"  # what it is for
     width: float | None = None  # in inches; None: as wide as each kind is by itself
 
@@ -231,8 +232,8 @@ def _arguments(
     source = "rows" if kind.source in _OF_RUNS else kind.source
     paths = [Path(path) for path in request.paths]
     whole = read_frames(source, paths, name)
-    among = all_policies(source, paths, whole, name)
-    frame = chosen(whole, request.policies, request.where, name)
+    among = [request.labels.get(one, one) for one in all_policies(source, paths, whole, name)]
+    frame = _labelled(chosen(whole, request.policies, request.where, name), whole, request.labels, name)
     if kind.source == "requests":
         rows, missing = shared_setting(frame, name)
         found = {str(row["policy"]): outcome_of(paths[0], int(row["run"]), wanted=0) for _, row in rows.iterrows()}
@@ -244,6 +245,20 @@ def _arguments(
         return
     for figure, part in figures_of(name, frame, options):
         yield figure, [part], {}, among
+
+
+def _labelled(frame: pd.DataFrame, whole: pd.DataFrame, labels: Mapping[str, str], what: str) -> pd.DataFrame:
+    """Give policies the names that they are to have."""
+    if not labels:
+        return frame
+    known = list(dict.fromkeys(whole["policy"])) if "policy" in whole else []
+    for name in labels:
+        if name not in known:
+            raise ConfigError(f"plot {what}: --label: {unknown_name('policy of these results', name, known)}")
+    named = [labels.get(one, one) for one in known]
+    if len(set(named)) < len(named):
+        raise ConfigError(f"plot {what}: --label: expected a name of its own for each policy, got {', '.join(named)}")
+    return frame.assign(policy=frame["policy"].map(lambda one: labels.get(one, one)))
 
 
 def served_runs(outcomes: Mapping[str, Outcome], what: str) -> dict[str, Served]:

@@ -217,7 +217,7 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place}: expected a policy name or a mapping with the key name, got {spec!r}")
     name = spec["name"]
-    options = {key: value for key, value in spec.items() if key != "name"}
+    options = {key: value for key, value in spec.items() if key not in ("name", "label")}
     cls = policy_class(name, place)
     if lacking := lacking_of_a_policy(cls):
         got = class_as_policy(name, cls) or f"got none of {', '.join(lacking)} in {cls.__name__}"

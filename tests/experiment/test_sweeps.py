@@ -705,3 +705,13 @@ def test_resolving_makes_a_policy_once_whatever_the_number_of_settings(imports: 
     }  # fmt: skip
     assert len(Experiment(parse_config(raw, "a.yaml"), "a.yaml", imports=imports).specs) == 120
     assert made == [{"name": "lru"}, {"name": "dali", "w_size": 2}, {"name": "dali", "w_size": 4}]
+
+
+def test_a_label_is_the_name_of_a_policy_and_its_sweeps_add_what_they_vary():
+    plain, *swept = points(policies=["lru", {"name": "dali", "w_size": [1, 2], "u_size": 3, "label": "Ours"}])
+    assert policy_label(plain.policy) == "lru"
+    assert [policy_label(one.policy) for one in swept] == ["Ours(w_size=1)", "Ours(w_size=2)"]
+    assert repr(make_policy(swept[0].policy)) == repr(make_policy({"name": "dali", "w_size": 1, "u_size": 3}))
+    for wrong in ("", 3, "a\nb", "x" * 61):
+        with pytest.raises(ConfigError, match="label: expected a text of one line"):
+            points(policies=[{"name": "lru", "label": wrong}])

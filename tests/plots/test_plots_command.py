@@ -292,3 +292,14 @@ def test_names_of_plots_are_checked_before_anything_runs():
         read_plots(["regret"], "a.yaml")
     with pytest.raises(ConfigError, match=r"plots\[0\]: expected frames for 'balance_cdf', got none; set `frames: true`"):
         read_plots(["balance_cdf"], "a.yaml", frames=False)
+
+
+def test_policies_get_the_names_that_figures_show(folder: Path, tmp_path: Path, run: Callable[..., Any]):
+    run("decode_speed", folder, "--out", tmp_path / "a", "--label", "lru=Baseline", "--policies", "lru,fiddler")
+    drawn = [pd.read_csv(one) for one in (tmp_path / "a").glob("*.csv")]
+    assert drawn
+    assert all(set(one["policy"]) == {"Baseline", "fiddler"} for one in drawn)
+    with pytest.raises(ConfigError, match=r"--label: unknown policy of these results 'lur'; did you mean 'lru'"):
+        run("decode_speed", folder, "--out", tmp_path / "b", "--label", "lur=Ours")
+    with pytest.raises(ConfigError, match="a name of its own for each policy"):
+        run("decode_speed", folder, "--out", tmp_path / "c", "--label", "lru=fiddler")
