@@ -158,8 +158,9 @@ def simulate(
             model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(), policy_name,
             *more,
         )  # fmt: skip
-        if isinstance(state.steps, Serving) and hasattr(policy, "at_idle"):
-            state.steps.at_idle = lambda use: policy.at_idle(use, state.view)
+        if isinstance(state.steps, Serving) and getattr(policy, "moves_memory", False):
+            mover: Any = policy
+            state.steps.let_move(lambda use: mover.at_idle(use, state.view), state.policy_name)
         found = _ENGINES[by](state)
         if isinstance(state.steps, Serving):
             found.served = state.steps.served()

@@ -195,6 +195,7 @@ def _options(rows: pd.DataFrame) -> list[str]:
     return [name for name in rows.columns.astype(str) if name.startswith(OPTION)]
 
 
+_TIE: Final = 1.02
 _APART: Final = ("hardware", "trace")  # each has a figure of its own
 
 
@@ -214,6 +215,11 @@ def best_setting(
     for name in (x, y):
         if name not in known:
             raise ConfigError(f"plot best_setting: {unknown_name('setting', name, known)}")
+    for name in (x, y):
+        if rows[name].isna().any():
+            raise ConfigError(
+                f"plot best_setting: expected {name} of every run, got runs without; name settings that vary with --x and --y"
+            )
     others = competing(rows, x, y)
     if not others:
         raise ConfigError(f"plot best_setting: expected a setting beside {x} and {y} that varies, got none; sweep one")
@@ -228,7 +234,8 @@ def best_setting(
     counts = best["setting"].value_counts(sort=False)
     colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(dict.fromkeys(data["setting"])) if name in counts}
     label, scale = axis_of(metric, float(best[metric].max()))
-    figure, axes = new_figure(COLUMN if len(columns) < 6 else TEXT, 0.8 + 2 * _CELL * len(lines))
+    longest = max(text_width(name, 7.0) for name in counts.index)
+    figure, axes = new_figure(COLUMN if len(columns) < 6 and longest + 0.8 < COLUMN else TEXT, 0.8 + 2 * _CELL * len(lines))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -237,9 +244,25 @@ def best_setting(
         column, line, colour = columns.index(one[x]), lines.index(one[y]), colours[one["setting"]]
         axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, facecolor=colour, edgecolor=WHITE, linewidth=0.8))
         ratio = one[metric] / second.get((one[y], one[x]), math.nan)
-        gain = "" if math.isnan(ratio) else f"\n×{1 / ratio if least else ratio:.2f}"
+        ratio = 1 / ratio if least else ratio
+        gain = "" if math.isnan(ratio) else f"\n×{ratio:.2f}"
+        if ratio < _TIE:
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.5, line - 0.5), 1, 1, fill=False, hatch="////", linewidth=0, edgecolor=text_on(colour), alpha=0.3
+                )
+            )
         text = f"{short(one[metric] / scale)}{star(one['fresh'])}{gain}"
-        axes.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=text_on(colour))
+        axes.text(
+            column,
+            line,
+            text,
+            ha="center",
+            va="center",
+            fontsize=SMALL,
+            color=text_on(colour),
+            bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
+        )
     axes.set_xticks(range(len(columns)), [group_name(value, x) for value in columns])
     axes.set_yticks(range(len(lines)), [group_name(value, y) for value in lines])
     legend_above(
@@ -247,12 +270,16 @@ def best_setting(
         [swatch(colours[name], f"{name} ({counts[name]})") for name in counts.index],
         "The best by " + label.replace("\n", " "),
     )
-    add_corner(figure, corner_label(rows), ["below: the best over the second", "white: no run succeeded", meaning(inexact(rows))])
+    add_corner(
+        figure,
+        corner_label(rows),
+        ["below: the best over the second; hatched: less than 2 % better", "white: no run succeeded", meaning(inexact(rows))],
+    )
     what = (
         f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below "
         "it how much better than the second "
         f"of {data['setting'].nunique()}: {'; '.join(dict.fromkeys(data['setting']))}. In the legend: in how many cells it is "
-        "the best. White: no run succeeded, mostly for want of memory."
+        "the best. Hatched: less than 2 % better. White: no run succeeded, mostly for want of memory."
     ).replace("\n", " ")
     shown = best.drop(columns="place").reset_index(drop=True)
     return Drawing(shown, figure, caption(what, rows, [x, y, *others], repeats_sentence(rows, how=None)))
@@ -281,10 +308,10 @@ def _kv_in_words(written: object) -> str:
     """Describe where the KV cache lies.
 
     >>> _kv_in_words('{"host": 0.5, "resident": 4096}'), _kv_in_words(None)
-    ('50 % of KV in host memory, streamed but for 4,096 tokens', 'KV as placed')
+    ('50 % of KV in host, streamed but for 4,096 tokens', 'KV as placed')
     """
     place = WorkloadSpec(kv=written).kv_place if isinstance(written, str) else None
     if place is None:
         return "KV as placed"
     near = f" but for {place.resident:,} tokens" if place.resident else ""
-    return f"{100 * place.host:g} % of KV in host memory, {place.read}{near}"
+    return f"{100 * place.host:g} % of KV in host, {place.read}{near}"

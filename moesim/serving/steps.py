@@ -125,9 +125,6 @@ class KvUse(NamedTuple):
 class Serving:
     """One run of a served workload; the engine asks it for each step."""
 
-    # Asked when no request is there: tokens of KV cache from now on, and the ns that it takes; None: nothing changes.
-    at_idle: Callable[[KvUse], tuple[int, int] | None] | None = None
-
     def __init__(self, workload: ServedWorkload) -> None:
         self._trace, self._source = workload.trace, workload.make_source()
         self._scheduler: Scheduler = copy.deepcopy(workload.scheduler)
@@ -146,7 +143,17 @@ class Serving:
         self._queue_ns = self._inside_ns = self._slots_ns = 0
         self._now = 0
         self._arrived = 0
+        self._at_idle: Callable[[KvUse], tuple[int, int] | None] | None = None
         self._used = 0  # tokens of KV cache, at most since it was idle
+
+    def let_move(self, at_idle: Callable[[KvUse], tuple[int, int] | None], who: str) -> None:
+        """Ask `at_idle` when no request is there for the tokens of KV cache from now on, and the ns that it takes."""
+        if not isinstance(self._scheduler, Pooled):
+            raise WorkloadError(
+                f"workload.scheduler: expected one with KV cache in blocks next to {who}, which moves its memory, got "
+                f"{self._scheduler.name}; take vllm or sglang"
+            )
+        self._at_idle = at_idle
 
     def after(self, now_ns: int) -> ServedStep | int | None:
         """Return the step that begins now, or when to ask again; None: all is done."""
@@ -196,9 +203,9 @@ class Serving:
     def _idle(self) -> int:
         """Let the policy move memory between experts and KV cache; return the time it takes, in ns."""
         scheduler = self._scheduler
-        if self.at_idle is None or self._open or not self._used or not isinstance(scheduler, Pooled):
+        if self._at_idle is None or self._open or not self._used or not isinstance(scheduler, Pooled):
             return 0
-        moved = self.at_idle(KvUse(scheduler.capacity, self._used, scheduler.longest))
+        moved = self._at_idle(KvUse(scheduler.capacity, self._used, scheduler.longest))
         self._used = 0
         if moved is None:
             return 0

@@ -205,8 +205,8 @@ def test_a_truncated_and_an_altered_trace(tmp_path: Path, capsys: pytest.Capture
         (["compare", "--policies", "lru", "--cache", "0.5,2"], "compare: --cache: expected a number in [0, 1], got 2"),
         (["compare", "--policies", "lru", "--transfer", "x"], "compare: --transfer: expected 'own', 'pinned', 'pageable' or"),
         (["compare", "--policies", "lru", "--set", "workload.batch_size=0"], "compare: workload.batch_size: expected an integer"),
-        (["compare"], "Missing option '--policies'"),
-        (["list", "things"], "Invalid value for "),
+        (["compare"], "compare: expected --policies NAME,NAME, got none; write --policies lru,dali"),
+        (["list", "things"], "unknown kind 'things'; known: engines"),
         (["trace", "stats", "nothing"], "unknown trace 'nothing'"),
         (
             ["trace", "stats", "small.safetensors", "--phase", "x"],

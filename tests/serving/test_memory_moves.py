@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moesim.errors import WorkloadError
 from moesim.policies.systems.vllm_expert_cache import MovingBudget
 from moesim.serving.steps import KvUse
 from tests.engine.engine_kit import assert_same
@@ -86,7 +87,7 @@ def test_a_move_takes_its_time_before_the_next_step():
     found = experiment(ASKED, **MODEL)
     serving: Any = found.workload(found.specs[0]).steps.begin()
     seen: list[KvUse] = []
-    serving.at_idle = lambda use: (seen.append(use), (32_768, 10**15))[1]
+    serving.let_move(lambda use: (seen.append(use), (32_768, 10**15))[1], "a policy")
     now, step = 0, serving.after(0)
     while not seen:
         now = step if isinstance(step, int) else now + 1000
@@ -94,3 +95,10 @@ def test_a_move_takes_its_time_before_the_next_step():
     assert seen == [KvUse(65_536, 16, 14)], "a request of 6 + 8 tokens has one block of 16"
     assert step == now + 10**15
     assert serving.after(step).kv_tokens == 32_768
+
+
+def test_a_scheduler_without_blocks_is_refused():
+    with pytest.raises(
+        WorkloadError, match=r"with KV cache in blocks next to VllmExpertCache, which moves its memory, got llama-server; take vllm"
+    ):
+        run({"closed": 1, "n_requests": 1}, MOVES, **MODEL)

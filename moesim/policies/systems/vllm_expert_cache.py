@@ -177,6 +177,7 @@ class VllmExpertCache(PolicyBase):
         self._leaving: list[Drop] = []
         if not self.moves_memory:
             return Placement((), [Pool(gpu, CACHE, [n * slot_bytes(view) for n in slots], per_layer=True)])
+        self._counts["moves"] = 0
         model, n, size = view.model, min(slots), slot_bytes(view)
         for one in self._slots:
             one.n = n
@@ -191,7 +192,7 @@ class VllmExpertCache(PolicyBase):
         self._leaving = [
             Drop(layer, left, self._gpu) for layer, slots in enumerate(self._slots) if (left := slots.shrink(self._budget.slots))
         ]
-        self._counts["moves"] = self._counts.get("moves", 0) + 1
+        self._counts["moves"] += 1
         return tokens, view.costs.operation_ns("move")
 
     def on_step_begin(self, event: StepBegin, view: View) -> Sequence[Action]:
