@@ -191,6 +191,9 @@ def _with_verbs(error: Any) -> str:
 def _with_words(message: str, given: Sequence[str]) -> str:
     """Add to the message of Typer's error the value that an option got, or the option that takes none."""
     after = dict(pairwise(given))
+    if wrong := re.match(r"Invalid value for '(-[\w-]+)': Input should be a valid (number|integer), unable to parse", message):
+        kind = "a number" if wrong[2] == "number" else "an integer"
+        return f"{wrong[1]}: expected {kind}, got {after.get(wrong[1])!r}; write no unit"
     if (wrong := re.match(r"Invalid value for '(-[\w-]+)'", message)) and (value := after.get(wrong[1])) not in (None, ""):
         return message if str(value) in message else f"{message}, got {value!r}"
     if wrong := re.match(r"Invalid value for '(\w+)': (?:Value error, )?'(.*)' is not one of (.*)\.$", message):

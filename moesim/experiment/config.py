@@ -30,6 +30,7 @@ from moesim.core.units import as_share, parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import IN_RANGE, ConfigError, mistyped, unknown_name
 from moesim.hardware.read import keys_at
+from moesim.model.spec import FIELDS as MODEL_FIELDS
 from moesim.trace.made import MADE, made_schema
 from moesim.trace.workload import WorkloadSpec
 from moesim.trace.workload.spec import FORMS
@@ -76,7 +77,11 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind == "extra_forbidden":
         name, known = str(steps[-1]), keys_at(steps[:-1], root)
         meant = _MEANT.get(name) if steps[0] == "workload" else None
-        return f"unknown key '{name}'; did you mean '{meant}'?" if meant else unknown_name("key", name, known)
+        return (
+            f"unknown key '{name}'; did you mean '{meant}'?"
+            if meant
+            else unknown_name("key", name, known) + _elsewhere(name, steps[:-1])
+        )
     if kind == "missing":
         return "expected this key, got nothing; add it"
     if kind == "value_error":
@@ -115,6 +120,14 @@ def _no_mapping(path: str, got: object) -> str:
     """Word that a value is neither a text nor a mapping."""
     words, example = FORMS.get(path.partition("[")[0].removeprefix("workload."), ("a text or a mapping", ""))
     return f"expected {words}, got {got!r}; {f'write it as {example}' if example else 'correct it'}"
+
+
+def _elsewhere(key: str, here: Sequence[str | int]) -> str:
+    """Name the section of an experiment that has a key which another one has not."""
+    sections: dict[str, type[BaseModel]] = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
+    owners = [name for name, section in sections.items() if key in section.model_fields and [name] != list(here)]
+    owners += ["model"] if key in MODEL_FIELDS else []
+    return f"; it belongs to {owners[0]}" if owners else ""
 
 
 def _remedy_of_a_share(got: object) -> str:

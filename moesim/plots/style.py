@@ -252,7 +252,9 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
     """Check that a frame has columns and rows; raises `ConfigError`."""
     missing = [column for column in columns if column not in frame]
     if missing:
-        raise ConfigError(f"plot {what}: expected the columns {', '.join(missing)} in the results, got none of them")
+        near = [name for name in map(str, frame) if name.startswith(f"{missing[0]}_")][:4]
+        hint = f"; it has {', '.join(near)}" if near else ""
+        raise ConfigError(f"plot {what}: expected the columns {', '.join(missing)} in the results, got none of them{hint}")
     if frame.empty:
         raise ConfigError(f"plot {what}: expected at least one result, got none")
 

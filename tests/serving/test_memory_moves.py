@@ -99,6 +99,7 @@ def test_a_move_takes_its_time_before_the_next_step():
 
 def test_a_scheduler_without_blocks_is_refused():
     with pytest.raises(
-        WorkloadError, match=r"with KV cache in blocks next to VllmExpertCache, which moves its memory, got llama-server; take vllm"
+        WorkloadError,
+        match=r"with KV cache in blocks next to VllmExpertCache, which moves its memory, got llama-server; take vllm",
     ):
         run({"closed": 1, "n_requests": 1}, MOVES, **MODEL)

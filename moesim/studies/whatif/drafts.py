@@ -247,9 +247,9 @@ def _notes(lines: Sequence[Line]) -> list[str]:
     done = [one.row for one in lines if not one.error]
     kind = {"mtp": "a head of the model (it must have one)", "ngram": "copies of the text", "model": "a model of its own"}
     users = f"{first.users} user{'s' if first.users > 1 else ''}" if first.users else "requests that arrive"
+    prompt, answer = (first.row.get(name) or "as asked" for name in ("prompt_tokens", "answer_tokens"))
     notes = [
-        f"{first.row.get('model')} on {first.row.get('hardware')}, {users}, prompt {first.row.get('prompt_tokens')}, answer "
-        f"{first.row.get('answer_tokens')}; tok/s: of each while it decodes; simulated",
+        f"{first.row.get('model')} on {first.row.get('hardware')}, {users}, prompt {prompt}, answer {answer}; tok/s: of each while it decodes; simulated",
         f"drafts by {kind[given.by]}, windows that accept up to each position: {', '.join(f'{a:.2g}' for a in given.accept)}"
         + (" (assumed: published for one model)" if given.accept == ACCEPT[: given.n] else ""),
         f"pays: even if the ratio is within what chance of acceptance does (up to {100 * chance:.0f} %), or routing, of 1",
