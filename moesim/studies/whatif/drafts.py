@@ -249,7 +249,8 @@ def _notes(lines: Sequence[Line]) -> list[str]:
     users = f"{first.users} user{'s' if first.users > 1 else ''}" if first.users else "requests that arrive"
     prompt, answer = (first.row.get(name) or "as asked" for name in ("prompt_tokens", "answer_tokens"))
     notes = [
-        f"{first.row.get('model')} on {first.row.get('hardware')}, {users}, prompt {prompt}, answer {answer}; tok/s: of each while it decodes; simulated",
+        f"{first.row.get('model')} on {first.row.get('hardware')}, {users}, prompt {prompt}, answer {answer}; "
+        "tok/s: of each while it decodes; simulated",
         f"drafts by {kind[given.by]}, windows that accept up to each position: {', '.join(f'{a:.2g}' for a in given.accept)}"
         + (" (assumed: published for one model)" if given.accept == ACCEPT[: given.n] else ""),
         f"pays: even if the ratio is within what chance of acceptance does (up to {100 * chance:.0f} %), or routing, of 1",
