@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from enum import StrEnum
 from typing import Annotated, Any
@@ -219,6 +220,9 @@ def listing(
         sys.stdout.write(render_records(rows, form))
         return
     columns = list(rows[0]) if rows else ["name"]
+    if kind is Kind.hardware and form is Format.TABLE:  # CSV and JSON have all
+        columns = ["name", "GPU memory", "description"]
+        rows = [{**row, "description": re.split(r", (?![^(]*\))", row["description"])[0].rstrip(".")} for row in rows]
     if kind is Kind.parts and not rows:
         raise ConfigError(f"list parts: expected words of a GPU's or CPU's name, got {' '.join(names or ())}; leave some out")
     sys.stdout.write(render(columns, [[written(row[c]) for c in columns] for row in rows], form, widest=_WIDEST))

@@ -706,4 +706,6 @@ def _fastest(rows: Sequence[Row], group: Sequence[int]) -> int | None:
 def _setting(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str) and value.startswith("{"):  # a mapping
+        return _bare(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

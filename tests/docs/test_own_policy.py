@@ -21,7 +21,7 @@ from moesim.testing import check_policy
 from tests.experiment.experiment_kit import write_yaml
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "own-policy.md").read_text(encoding="utf-8")
-PART, COMPOSITION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PART, COMPOSITION, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 BLOCKS = [yaml.safe_load(block)["policies"] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 NEWEST = "my_module:NewestFirst"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from moesim.studies.validation.public import read_checks, read_sweeps
 from moesim.testing import check_policy
 from tests.docs.readme_kit import (
     HAS_TRACE,
+    OWN,
     README,
     ROOT,
     START,
@@ -34,11 +36,12 @@ from tests.docs.readme_kit import (
 )
 
 
-def test_the_policy_of_the_readme_passes_the_common_checks():
-    (block,) = blocks("python")
-    space: dict[str, Any] = {}
+@pytest.mark.parametrize(("page", "name"), [(README, "FewRowsOnCpu"), (OWN, "FirstExperts")])
+def test_a_policy_on_a_page_passes_the_common_checks(page: str, name: str):
+    block = next(block for block in blocks("python", page) if f"class {name}" in block)
+    space: dict[str, Any] = {"__name__": "my_module"}
     exec(block, space)
-    report = check_policy(space["FirstExperts"])
+    report = check_policy(space[name])
     assert [check.verdict for check in report.checks[2:]] == ["passed"] * 4, "no size of the cache is refused"
 
 
@@ -91,7 +94,7 @@ def test_a_command_of_the_readme_runs(
     if command[:2] in (["trace", "import"], ["trace", "calibrate"]):
         make_routes(tmp_path, imported=command[1] == "calibrate")
     if command[0] == "check":
-        (tmp_path / "my_module.py").write_text(blocks("python")[0])
+        (tmp_path / "my_module.py").write_text("".join([*blocks("python"), *blocks("python", OWN)]))
         monkeypatch.delitem(sys.modules, "my_module", raising=False)
         monkeypatch.setattr(sys, "path", [*sys.path])
     if command[:2] == ["profile", "measure"]:
@@ -139,6 +142,14 @@ def test_links_exist(page: Path):
             assert (page.parent / target).exists(), target
 
 
+def test_the_answer_of_the_readme_is_what_is_printed(capsys: pytest.CaptureFixture[str]):
+    asked, *shown = blocks("text")[0].splitlines()
+    assert main(shlex.split(asked.removeprefix("$ moesim "))) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(shown) > 5
+    assert all(line in printed for line in shown)
+
+
 def test_the_readme_is_short():
-    assert len(README.splitlines()) < 130
+    assert len(README.splitlines()) < 140, "with an answer as it is printed"
     assert len(README.split()) < 1300

@@ -332,7 +332,7 @@ FORMS: Final = {
 }  # fmt: skip
 """Parameters that may be mappings: what is expected of them, and an example."""
 MOST_SERVED: Final = 10_000_000
-"""Requests of a served workload, which takes about 200 bytes of memory for each."""
+"""Requests of a served workload, which takes about 1 kB of memory for each."""
 REQUESTS = 64
 """Requests of a served workload that does not say how many."""
 _ROUTED = 32  # requests whose routing is made up for a served workload; others read them from other places
