@@ -39,6 +39,7 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the grid, what would be imported, sizes and the estimated time; run nothing.")
 ]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
+Notes = Annotated[bool, typer.Option("--notes", help="All notes below the table, not only the first lines.")]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table, also where lines are longer than the terminal.")]
 
 
@@ -72,6 +73,7 @@ def run(
     verify: Verify = None,
     form: As = Format.TABLE,
     wide: Wide = False,
+    notes: Notes = False,
     sort: Sort = None,
 ) -> int:
     """Run an experiment file, print a table and write the results into a folder.
@@ -85,7 +87,7 @@ def run(
     if small:
         config = quick(config, str(file), imports=not dry)
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
-    show = partial(result_table, form=form, wide=wide, by=sort)
+    show = partial(result_table, form=form, wide=wide, by=sort, notes=notes)
     return _execute(config, str(file), folder, jobs, show, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
 
 
@@ -128,6 +130,7 @@ def compare(
     verify: Verify = None,
     form: As = Format.TABLE,
     wide: Wide = False,
+    notes: Notes = False,
     sort: Sort = None,
 ) -> int:
     """Compare policies without a file; lists separated by commas are swept.
@@ -146,7 +149,7 @@ def compare(
         config = parse_config(raw, "compare")
         if small:
             config = quick(config, "compare", imports=not dry)
-        show = partial(result_table, form=form, wide=wide, by=sort)
+        show = partial(result_table, form=form, wide=wide, by=sort, notes=notes)
         return _execute(config, "compare", out, jobs, show, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
 
 

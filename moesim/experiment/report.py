@@ -495,7 +495,7 @@ def same_results(done: Sequence[Row]) -> list[str]:
 
 
 def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
-    """Write the lines below a table."""
+    """Write the lines below a table, the most important first."""
     said = {"model": "model", "hardware": "on", "trace": "routing"}
     lengths = {"prompt_tokens": "prompt"} | (
         {name: COLUMNS[name].word for name in ("arrivals", "closed", *ASKED_OF_SERVED)}
@@ -514,16 +514,16 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
     lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
     lines += [seeds] if seeds else []
-    lines += [note for note in _other_notes(done, common) if not note.startswith(GREW)]
-    lines += [_ENDLESS] if any(map(_grew, done)) else []
-    if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
-        lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
-    lines += uncertain_orders(done)
-    lines += same_results(done)
-    lines += cost_notes(done)
+    lines += failure_notes(rows)
     if inexact := [row for row in done if is_lossy(row)]:
         lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")
-    return lines + failure_notes(rows)
+    lines += [_ENDLESS] if any(map(_grew, done)) else []
+    lines += uncertain_orders(done)
+    if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
+        lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
+    lines += same_results(done)
+    lines += [note for note in _other_notes(done, common) if not note.startswith(GREW)]
+    return lines + cost_notes(done)
 
 
 def _bare(value: Any) -> str:
@@ -562,14 +562,21 @@ class _Shown(NamedTuple):
     below: list[str]  # lines that hold for all rows
 
 
-def result_table(rows: Sequence[Row], form: Format, *, wide: bool = False, by: By | None = None) -> str:
-    """Write the results; unless `wide`, columns are left out until lines fit the terminal."""
+_NOTES: Final = 5  # lines below a table
+
+
+def result_table(
+    rows: Sequence[Row], form: Format, *, wide: bool = False, by: By | None = None, notes: bool = True
+) -> str:  # fmt: skip
+    """Write the results; unless `wide`, columns are left out until lines fit the terminal; without `notes` few lines follow."""
     if form.for_programs:
         return render_records(_sorted(rows, by), form)
     terminal = sys.stdout.isatty()
     width = None if wide or form is Format.MD else get_terminal_size().columns if terminal else LINE
     shown = _shown(rows, by, wide=wide, width=width, bar=terminal and form is Format.TABLE)
     separator = "\n\n" if form is Format.MD else "\n"
+    if not notes and len(shown.below) > _NOTES:
+        shown.below[_NOTES - 1 :] = [f"{len(shown.below) - _NOTES + 1} more notes: --notes shows them"]
     below = (
         [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.below]
         if terminal and width

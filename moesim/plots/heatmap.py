@@ -220,9 +220,7 @@ def best_setting(
             raise ConfigError(
                 f"plot best_setting: expected {name} of every run, got runs without; name settings that vary with --x and --y"
             )
-    others = competing(rows, x, y)
-    if not others:
-        raise ConfigError(f"plot best_setting: expected a setting beside {x} and {y} that varies, got none; sweep one")
+    others = competing(rows, x, y) or ["policy"]
     data = summarised(rows, [y, x, *others], metric).dropna(subset=[metric])
     marks = dict.fromkeys(inexact(rows), "*")
     data["setting"] = [_setting(one, data, others, marks) for one in data[others].to_dict("records")]

@@ -344,11 +344,14 @@ def test_notes_stand_once() -> None:
             row("lru", 2.0, 0.5, notes="all, x")]  # fmt: skip
     assert lines(rows)[-5:] == [
         "simulated; weakest source of its numbers: derived; notes: all",
-        "one: some runs of lru",
-        "x: cache 0.5",
         "policy changed nothing here: dali, lru have the same results in 1 of 2 settings",
         "cache ratio changed nothing here: dali with cache ratio 0.25, dali with cache ratio 0.5 have the same results",
+        "one: some runs of lru",
+        "x: cache 0.5",
     ]
+    short = result_table([row("lru", 1.0, notes=str(i)) for i in range(8)], Format.TABLE, notes=False).splitlines()
+    assert short[-1] == "6 more notes: --notes shows them"
+    assert short[-6] == ""
 
 
 def test_what_changed_nothing_is_named() -> None:
