@@ -68,18 +68,14 @@ def _of_a_machine(model: str, hardware: str, context: int | None, vary: list[str
     """Print llama.cpp's best setting on a machine, and on the machine with each change."""
     from moesim.api.studies import of_drafts
     from moesim.studies.advice.question import Asked
-    from moesim.studies.advice.vary import drafts_of, table
+    from moesim.studies.advice.vary import USUAL, drafts_of, table
     from moesim.studies.advice.vary import vary as each_of
     from moesim.studies.whatif.drafts import drafts_alone
     from moesim.studies.whatif.settings import parse_vary
 
     names = name_or_mapping(model, "whatif: --model"), name_or_mapping(hardware, "whatif: --hardware")
-    variations = [together for text in vary or _USUAL for together in parse_vary(text)]
+    variations = [together for text in vary or USUAL for together in parse_vary(text)]
     if (setting := drafts_alone(variations)) is not None:
         return print_answer(of_drafts(drafts_of(Asked(*names, context=context), setting)), form, None, "whatif")
     sys.stdout.write(table(each_of(Asked(*names, context=context), variations), form))
     return 0
-
-
-_USUAL = ("link.bytes_per_s x2", "cpu.memory_bandwidth x2", "gpu.memory_bandwidth x2", "bits Q8_0,Q2_K")
-"""Changes of a machine where none is named."""

@@ -152,7 +152,7 @@ class LlamaCpp:
         bits = f"{self.model.expert_bits:g}/{self.model.other_bits:g}"  # by which observed rows of the same model are known
         return Case(one, self.model, self.setting.model_ref, bits, read, not prompt, "")
 
-    def _place(self, number: int, context: int) -> Place:
+    def place(self, number: int, context: int) -> Place:
         """Return ``--n-cpu-moe`` with layers divided among GPUs by their bytes."""
         gpus, model, batch = self.setting.gpus, self.model, self.setting.asked.batch
         if len(gpus) < 2:
@@ -204,7 +204,7 @@ class LlamaCpp:
         """Find the setting with most on the GPU that fits; None if none does."""
         if not self.setting.has_gpu:
             return self._fitting([Place(True, 0)], context)
-        if (found := self._fitting([self._place(n, context) for n in range(self.first, self.last + 1)], context)) is not None:
+        if (found := self._fitting([self.place(n, context) for n in range(self.first, self.last + 1)], context)) is not None:
             return found
         n_layers = len(self.model.blocks)
         return self._fitting([Place(True, n) for n in range(n_layers + 1, -1, -1)], context)
@@ -225,7 +225,7 @@ class LlamaCpp:
 
     def misfit(self, context: int) -> str:
         """Return why nothing fits: of the setting that needs least of the GPU."""
-        return self.memory(self._place(self.last, context) if self.setting.has_gpu else Place(True, 0), context)[2]
+        return self.memory(self.place(self.last, context) if self.setting.has_gpu else Place(True, 0), context)[2]
 
     def points(self, places: Sequence[tuple[Place, int]]) -> list[Point]:
         """Predict settings with their contexts."""
@@ -317,7 +317,7 @@ class LlamaCpp:
         for n in () if edges[0] == self.first else np.linspace(edges[0], self.last, _ROWS).round().astype(int).tolist():
             if len(numbers) < _ROWS:
                 numbers.add(n)
-        return self.points([(self._place(n, context), context) for n in sorted(numbers) for context in contexts])
+        return self.points([(self.place(n, context), context) for n in sorted(numbers) for context in contexts])
 
     def with_setting(self, **changes: Any) -> LlamaCpp:
         """Return the same with another memory or model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,8 @@ from moesim.studies.whatif.knobs import change
 from moesim.studies.whatif.settings import Base, Setting, single
 
 AS_IS: Final = "as it is"
+USUAL: Final = ("link.bytes_per_s x2", "cpu.memory_bandwidth x2", "gpu.memory_bandwidth x2", "bits Q8_0,Q2_K")
+"""Changes of a machine where none is named."""
 _HEAD: Final = ("what if", "options", "tokens/s", "change", "prompt tokens/s", "change ")
 
 
@@ -36,13 +38,17 @@ class Variation:
 
 def vary(asked: Asked, variations: Sequence[Sequence[Setting]]) -> list[Variation]:
     """Answer a question for the machine as it is and for each change of it."""
+    return list(varied(asked, variations))
+
+
+def varied(asked: Asked, variations: Sequence[Sequence[Setting]]) -> Iterator[Variation]:
+    """Yield the answers one by one, that of the machine as it is first."""
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         base = _base(asked, Path(folder))
-        found = [_answer(asked, base.raw, AS_IS, Path(folder))]
+        yield _answer(asked, base.raw, AS_IS, Path(folder))
         for together in variations:
             changed = change(base, together)
-            found.append(_answer(asked, changed.raw, changed.name, Path(folder)))
-    return found
+            yield _answer(asked, changed.raw, changed.name, Path(folder))
 
 
 def drafts_of(asked: Asked, setting: Setting) -> list[drafts.Line]:

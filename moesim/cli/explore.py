@@ -1,0 +1,31 @@
+"""``moesim explore``: a page in the browser that shows speeds as sliders move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesim.errors import ConfigError
+
+
+def explore(
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Result to open, as of moesim run --out.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any that is free.")] = 8137,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
+) -> int:
+    """Open a page on this machine: choose model, parts and engine, and see speed, limits, timeline and upgrades.
+
+    Example: moesim explore results/quickstart
+    """
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"explore: {folder}: expected the folder of a result, got none; make one with moesim run --out")
+    try:
+        from moesim.explore.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "nicegui":
+            raise
+        raise ConfigError("explore: expected the package nicegui, got none; pip install 'moesim[explore]'") from None
+    serve(None if folder is None else str(folder), port, browser=not no_browser)
+    return 0

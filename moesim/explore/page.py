@@ -1,0 +1,451 @@
+"""The page: what is chosen on the left, its answer first, and behind tabs what explains it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from html import escape
+from importlib import resources
+from typing import Any, Final
+
+from nicegui import ui
+
+from moesim.core.units import digits
+from moesim.errors import MoesimError
+from moesim.explore import answers, drawing
+from moesim.explore.answers import Answer, Asking
+from moesim.explore.question import (
+    ANSWERS,
+    CONTEXTS,
+    LLAMA_CPP,
+    PROMPTS,
+    Question,
+    command_of,
+    llama_of,
+    python_of,
+    yaml_of,
+)
+from moesim.explore.results import FIGURES, Opened
+from moesim.explore.worker import Line
+from moesim.hardware import hardware_names
+from moesim.hardware.engines import MACHINE, OWN, engine_profiles
+from moesim.hardware.parts import Cpu, Gpu, parts_of
+from moesim.model.load import model_names
+from moesim.policies.registry import policy_names
+from moesim.studies.advice.vary import USUAL
+from moesim.studies.identify.observations import QUANTS
+
+LOG: Final = logging.getLogger("moesim.explore")
+TABS: Final = {
+    "time": "What takes the time", "curve": "--n-cpu-moe", "policies": "Policies", "upgrades": "Upgrades",
+    "copy": "Command, YAML, Python", "results": "Results",
+}  # fmt: skip
+_COMPARED: Final = (LLAMA_CPP, "kt-expert", "fiddler", "hybrimoe-code", "lru")
+_PARTS, _PROFILE = "Parts", "Profile"
+
+
+class Page:
+    """One visitor's page."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.question = Question()
+        self.answer: Answer | None = None
+        self.opened: Opened | None = None
+        self._first, self._more = Line(), Line()  # the speed, and what stands behind the open tab
+        self._drawn: tuple[Question, str] | None = None  # what the open tab shows
+        ui.add_css(resources.files("moesim.explore").joinpath("page.css").read_text(encoding="utf-8"))
+        ui.colors(primary="#0b5f9e")
+        with ui.element("header").classes("top"):
+            ui.element("h1").add_slot("default", "moesim explore")
+            ui.element("p").add_slot("default", "How fast does a Mixture-of-Experts model run on a machine that it does not fit?")
+        with ui.element("main").classes("page"):
+            with ui.element("section").classes("card answer").props('aria-label="Answer"'):
+                self._make_answer()
+            with ui.element("section").classes("card controls").props('aria-label="Question"'):
+                self._make_controls()
+            with ui.element("section").classes("card parts").props('aria-label="Details"'):
+                self._make_tabs("time" if folder is None else "results")
+        if folder is not None:
+            self.path.value = folder
+            ui.timer(0, self.open, once=True)
+        ui.timer(0, self.refresh, once=True)
+
+    # What is asked
+
+    def _make_controls(self) -> None:
+        asked = self.question
+        _heading("Model")
+        self._select("Model", model_names(), "model")
+        self._select("Bits per weight", list(QUANTS), "bits", new=True)
+        _heading("Machine")
+        self.kind = ui.toggle([_PARTS, _PROFILE], value=_PARTS, on_change=self._machine).props("no-caps dense spread")
+        with ui.column().classes("w-full gap-1") as self.of_parts:
+            self._select("GPU", [one.name for one in parts_of(Gpu)], "gpu", new=True)
+            self._select("CPU", [one.name for one in parts_of(Cpu)], "cpu", new=True)
+            self._text("RAM", "ram", "all channels filled")
+            self._text("PCIe", "pcie", "what card and processor allow")
+        self.profile = self._select("Profile of a machine", hardware_names(), "profile")
+        self.profile.set_visibility(False)
+        _heading("System")
+        self._select("Engine or policy", [LLAMA_CPP, *policy_names()], "system")
+        engines = [OWN, MACHINE, *(one.name for one in engine_profiles())]
+        self._select("Costs of which engine", list(dict.fromkeys(engines)), "engine")
+        self.number = _Slider("--n-cpu-moe", range(49), 0, self._chose_number)
+        with ui.row().classes("w-full"):
+            self.best = ui.button("best that fits", on_click=lambda: self.change(n_cpu_moe=None)).props("flat dense no-caps")
+        self.cache = _Slider(
+            "Experts cached on the GPU", [None, *(n / 20 for n in range(1, 21))], 0, lambda share: self.change(cache=share),
+            lambda share: "all that fit" if share is None else f"{100 * share:.0f} %",
+        )  # fmt: skip
+        _heading("Use")
+        tokens = "{:,} tokens".format
+        _Slider("Context", CONTEXTS, CONTEXTS.index(asked.context), lambda n: self.change(context=n), tokens)
+        _Slider("Users at once", range(1, 17), 0, lambda n: self.change(users=n))
+        _Slider("Prompt", PROMPTS, PROMPTS.index(asked.prompt), lambda n: self.change(prompt=n), tokens)
+        _Slider("Answer", ANSWERS, ANSWERS.index(asked.answer), lambda n: self.change(answer=n), tokens)
+
+    def _select(self, label: str, options: Sequence[str], name: str, *, new: bool = False) -> ui.select:
+        value = getattr(self.question, name)
+        known = list(dict.fromkeys([*([value] if value else []), *options]))
+        chosen = ui.select(
+            known, value=value or None, label=label, with_input=True, new_value_mode="add-unique" if new else None,
+            on_change=lambda event: self.change(**{name: event.value or ""}),
+        )  # fmt: skip
+        return chosen.props('outlined dense options-dense input-debounce="0"').classes("w-full")
+
+    def _text(self, label: str, name: str, left_out: str) -> None:
+        ui.input(
+            label, value=getattr(self.question, name), placeholder=left_out,
+            on_change=lambda event: self.change(**{name: event.value or ""}),
+        ).props('outlined dense debounce="300" stack-label').classes("w-full")  # fmt: skip
+
+    async def _machine(self) -> None:
+        of_parts = self.kind.value == _PARTS
+        self.of_parts.set_visibility(of_parts)
+        self.profile.set_visibility(not of_parts)
+        if of_parts:
+            await self.change(profile="")
+        elif self.profile.value:
+            await self.change(profile=self.profile.value)
+
+    async def _chose_number(self, number: int) -> None:
+        await self.change(n_cpu_moe=number)
+
+    async def change(self, **changes: Any) -> None:
+        """Ask anew with other choices."""
+        asked = replace(self.question, **changes)
+        if any(name in changes for name in ("model", "gpu", "profile")):
+            asked = replace(asked, n_cpu_moe=None)
+        if asked != self.question:
+            self.question = asked
+            await self.refresh()
+
+    # What is answered
+
+    def _make_answer(self) -> None:
+        self.shown = ui.html("", sanitize=False).props('aria-live="polite"')
+        self.busy = _Busy()
+
+    async def refresh(self) -> None:
+        """Answer the question, then what stands behind the open tab."""
+        self._more.cancel()
+        began, question = time.perf_counter(), self.question
+        self.busy.show("simulating")
+        if not await self._first.ask(partial(_one, question), self._show):
+            return
+        self.busy.hide()
+        LOG.info("answer in %.0f ms: %s", 1000 * (time.perf_counter() - began), question)
+        await self.refresh_tab()
+
+    def _show(self, found: Answer | str) -> None:
+        self.answer = found if isinstance(found, Answer) else None
+        self.shown.content = _misfit(found) if isinstance(found, str) else _answered(found, self.question)
+        of_llama = self.question.system == LLAMA_CPP
+        self.number.set_visibility(of_llama)
+        self.best.set_visibility(of_llama)
+        self.cache.set_visibility(not of_llama)
+        if isinstance(found, Answer) and found.run.place is not None:
+            llama = llama_of(self.question)
+            self.number.become(range(llama.first, llama.last + 1), None if found.run.place.whole else found.run.place.number)
+        self._show_copies()
+
+    # What explains it
+
+    def _make_tabs(self, first: str) -> None:
+        with ui.tabs(on_change=self.refresh_tab).props("no-caps align=left outside-arrows mobile-arrows") as self.tabs:
+            for name, title in TABS.items():
+                ui.tab(name, title)
+        with ui.tab_panels(self.tabs, value=first).classes("w-full"):
+            with ui.tab_panel("time"):
+                self.times = ui.html("", sanitize=False)
+            with ui.tab_panel("curve"):
+                _line("llama.cpp's decode speed with a full context, and its interval of 90 %. Left of the cliff it does not fit.")
+                self.curve = ui.echart({}).classes("w-full").style("height: 340px").props('aria-label="speed by --n-cpu-moe"')
+            with ui.tab_panel("policies"):
+                self.systems = ui.select(
+                    [LLAMA_CPP, *policy_names()], value=list(_COMPARED), multiple=True, label="Engines and policies",
+                    on_change=self.refresh_tab,
+                ).props("outlined dense use-chips").classes("w-full")  # fmt: skip
+                self.compared = ui.html("", sanitize=False)
+            with ui.tab_panel("upgrades"):
+                _line("llama.cpp's best setting after one change of the machine, with a full context.")
+                self.wish = ui.input(
+                    "What if", placeholder="such as: gpu rtx 4090, or ram 2x32 ddr4-3600; several apart by a semicolon"
+                ).props("outlined dense stack-label").classes("w-full").on("keydown.enter", lambda: self.refresh_tab(anew=True))
+                self.upgraded = ui.html("", sanitize=False)
+            with ui.tab_panel("copy"):
+                self.copies = {name: _Copy(name, language) for name, language in _LANGUAGES.items()}
+            with ui.tab_panel("results"):
+                self._make_results()
+        self.tab_busy = _Busy()
+
+    async def refresh_tab(self, *_: object, anew: bool = False) -> None:
+        """Compute what the open tab shows, unless it shows it."""
+        name, question = str(self.tabs.value), self.question
+        kept = replace(question, n_cpu_moe=None, system=LLAMA_CPP, cache=None) if name in ("curve", "upgrades") else question
+        if name == "curve" and self._drawn == (kept, name):
+            return self._mark()
+        if self.answer is None or (self._drawn == (kept, name) and not anew and name != "policies"):
+            return None
+        self._drawn = None
+        shows: Mapping[str, Callable[[], tuple[Callable[[Asking], Iterator[Any]], Callable[[Any], None]]]] = {
+            "time": lambda: (partial(_pictures, self.answer), self._show_times),
+            "curve": lambda: (partial(answers.curve, question), self._show_curve),
+            "policies": lambda: (partial(answers.side_by_side, question, self.systems.value), self._compared([])),
+            "upgrades": lambda: (partial(answers.upgrades, question, self._wishes()), self._upgraded([])),
+        }
+        if name not in shows:
+            return None
+        make, show = shows[name]()
+        self.tab_busy.show("computing")
+        try:
+            if not await self._more.ask(make, show):
+                return None
+        except MoesimError as error:
+            ui.notify(str(error), type="negative", multi_line=True, close_button=True)
+        self.tab_busy.hide()
+        self._drawn = (kept, name)
+        return None
+
+    def _show_times(self, pictures: Sequence[tuple[str, str]]) -> None:
+        self.times.content = "".join((f"<h3>{escape(title)}</h3>" if title else "") + svg for title, svg in pictures)
+
+    def _show_curve(self, found: tuple[float, list[Any]]) -> None:
+        self.tab_busy.share(found[0])
+        self._points = found[1]
+        self._mark()
+
+    def _mark(self) -> None:
+        place = self.answer.run.place if self.answer else None
+        chosen = None if place is None or place.whole else place.number
+        self.curve.options.clear()
+        self.curve.options.update(drawing.curve(self._points, chosen))
+        self.curve.update()
+
+    def _compared(self, rows: list[Any]) -> Callable[[Any], None]:
+        def show(found: tuple[float, str, Answer | str]) -> None:
+            share, system, one = found
+            self.tab_busy.share(share)
+            rows.append((system, None, None, one) if isinstance(one, str) else (system, one.decode, one.prompt, one.what))
+            self.compared.content = drawing.speeds(rows)
+
+        return show
+
+    def _wishes(self) -> list[str]:
+        return [text.strip() for text in (self.wish.value or "").split(";") if text.strip()] or list(USUAL)
+
+    def _upgraded(self, rows: list[Any]) -> Callable[[Any], None]:
+        def show(found: tuple[float, answers.Upgrade]) -> None:
+            share, one = found
+            self.tab_busy.share(share)
+            rows.append((one.name, one.decode, one.prompt, one.what))
+            self.upgraded.content = drawing.speeds(rows)
+
+        return show
+
+    def _show_copies(self) -> None:
+        run = self.answer.run if self.answer else None
+        texts = ["", "", ""] if run is None else [command_of(self.question, run), yaml_of(run), python_of(run)]
+        for copy, text in zip(self.copies.values(), texts, strict=True):
+            copy.show(text)
+
+    # Results that are there
+
+    def _make_results(self) -> None:
+        with ui.row().classes("w-full items-center no-wrap"):
+            self.path = ui.input("Folder of a result", placeholder="as of moesim run --out").props("outlined dense stack-label")
+            self.path.classes("grow").on("keydown.enter", self.open)
+            ui.button("Open", on_click=self.open).props("no-caps unelevated")
+        with ui.column().classes("w-full") as self.of_results:
+            self.filter = ui.input("Filter", placeholder="such as: batch 8, or lru", on_change=self.refilter)
+            self.filter.props('outlined dense clearable debounce="200" stack-label').classes("w-full")
+            self.count = ui.label().props('role="status"')
+            self.table = ui.table(rows=[], columns=[], row_key="run", pagination=25).classes("w-full").props("flat dense")
+            self.figure_kind = ui.select(["", *FIGURES], value="", label="Figure of these runs", on_change=self.redraw)
+            self.figure_kind.props("outlined dense").classes("w-64")
+            self.figure = ui.html("", sanitize=False).classes("figure")
+        self.of_results.set_visibility(False)
+
+    async def open(self) -> None:
+        """Open the folder that was named."""
+        try:
+            self.opened = Opened(str(self.path.value or "").strip())
+        except MoesimError as error:
+            ui.notify(str(error), type="negative", multi_line=True, close_button=True)
+            return
+        self.table.columns = self.opened.columns
+        self.of_results.set_visibility(True)
+        await self.refilter()
+
+    async def refilter(self) -> None:
+        """Show the runs that the filter means."""
+        if self.opened is None:
+            return
+        self.places = self.opened.found(self.filter.value or "")
+        self.table.rows = self.opened.rows(self.places)
+        self.count.text = f"{len(self.places)} of {len(self.opened.result.rows)} runs"
+        await self.redraw()
+
+    async def redraw(self) -> None:
+        """Draw the runs of the table."""
+        kind, opened, places = self.figure_kind.value, self.opened, self.places
+        self.figure.content = ""
+        if opened is None or not kind or not places:
+            return
+        self.tab_busy.show("drawing")
+        try:
+            if not await self._more.ask(lambda _: iter([opened.figure(kind, places)]), self._show_figures):
+                return
+        except MoesimError as error:
+            ui.notify(str(error), type="warning", multi_line=True, close_button=True)
+        self.tab_busy.hide()
+
+    def _show_figures(self, images: Sequence[tuple[str, str]]) -> None:
+        self.figure.content = "".join(f'<img src="{data}" alt="{escape(words)}"><p>{escape(words)}</p>' for data, words in images)
+
+
+class _Slider:
+    """A slider over a list of values, with its name and the value in words."""
+
+    def __init__(
+        self, name: str, values: Sequence[Any], at: int, chosen: Callable[[Any], Any], words: Callable[[Any], str] = str
+    ) -> None:  # fmt: skip
+        self._values, self._words, self._chosen, self._quiet = list(values), words, chosen, False
+        with ui.column().classes("w-full gap-0") as self._all:
+            with ui.element("div").classes("slider-name w-full"):
+                ui.element("span").add_slot("default", escape(name))
+                self._value = ui.label(words(self._values[at])).classes("font-semibold")
+            self._slider = ui.slider(min=0, max=len(self._values) - 1, step=1, value=at, on_change=self._moved)
+            self._slider.props(f'aria-label="{escape(name)}" aria-valuetext="{escape(words(self._values[at]))}"')
+
+    def set_visibility(self, visible: bool) -> None:
+        self._all.set_visibility(visible)
+
+    def become(self, values: Sequence[Any], value: Any) -> None:
+        """Take other values; not asked by a person, so nobody hears of it."""
+        self._values, self._quiet = list(values), True
+        at = self._values.index(value) if value in self._values else 0
+        self._slider.props(f"max={len(self._values) - 1}")
+        self._slider.value = at
+        self._quiet = False
+        self._say("none: whole layers are on the CPU" if value is None else self._words(value))
+
+    def _say(self, words: str) -> None:
+        self._value.text = words
+        self._slider.props(f'aria-valuetext="{escape(words)}"')
+
+    async def _moved(self) -> None:
+        if not self._quiet:
+            value = self._values[int(self._slider.value)]
+            self._say(self._words(value))
+            await self._chosen(value)
+
+
+class _Busy:
+    """A spinner with words, and a bar once it is known how much is done."""
+
+    def __init__(self) -> None:
+        with ui.element("div").classes("busy").props('role="status"') as self._all:
+            ui.spinner(size="sm")
+            self._words = ui.label()
+            self._bar = ui.linear_progress(0, show_value=False).classes("grow").props('aria-label="share that is done"')
+        self.hide()
+
+    def show(self, words: str) -> None:
+        self._words.text = words
+        self._bar.value = 0
+        self._all.set_visibility(True)
+
+    def share(self, share: float) -> None:
+        self._bar.value = share
+
+    def hide(self) -> None:
+        self._all.set_visibility(False)
+
+
+_LANGUAGES: Final = {"Command": "bash", "YAML": "yaml", "Python": "python"}
+_ABOUT: Final = {
+    "Command": "In a shell, after the YAML was saved as explore.yaml; then the same question to the advice, and what it types.",
+    "YAML": "moesim run explore.yaml gives the number on the screen.",
+    "Python": "The same from Python.",
+}
+
+
+class _Copy:
+    """A text to copy."""
+
+    def __init__(self, name: str, language: str) -> None:
+        with ui.row().classes("w-full items-center justify-between"):
+            ui.element("h3").add_slot("default", name)
+            ui.button(f"Copy {name}", on_click=lambda: ui.clipboard.write(self._code.content)).props("flat dense no-caps")
+        _line(_ABOUT[name])
+        self._code = ui.code("", language=language).props(f'data-text="{name}"')  # type: ignore[arg-type]
+
+    def show(self, text: str) -> None:
+        self._code.content = text
+
+
+def _heading(words: str) -> None:
+    ui.element("h2").add_slot("default", words)
+
+
+def _line(words: str) -> None:
+    ui.element("p").add_slot("default", escape(words))
+
+
+def _one(question: Question, asking: Asking) -> Iterator[Answer | str]:
+    """Yield the answer, or why there is none."""
+    try:
+        yield answers.speed(question, asking)
+    except MoesimError as error:
+        yield str(error)
+
+
+def _pictures(answer: Answer | None, _: Asking) -> Iterator[list[tuple[str, str]]]:
+    yield [] if answer is None or answer.outcome is None else drawing.timeline(answer.outcome)
+
+
+def _misfit(words: str) -> str:
+    first, _, rest = words.partition(": ")
+    return f'<p class="misfit">{escape(first)}<small>{escape(rest)}</small></p>'
+
+
+def _answered(found: Answer, question: Question) -> str:
+    """Write the answer, the largest number first."""
+    if found.decode is None or found.prompt is None:
+        return _misfit(f"It does not run: {found.misfit}")
+    many = f" of {question.users} users" if question.users > 1 else ""
+    where = found.what or f"{question.system}, engine costs: {question.engine}"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in found.notes if note)
+    return (
+        f'<div class="speed"><div><div class="big"><span data-speed>{digits(found.decode.value, 3)}</span>'
+        f"<small>tokens/s{many}</small></div><p>decoding after a prompt of {question.prompt:,}; a real machine: "
+        f"{drawing.between(found.decode)} (90 %)</p></div>"
+        f'<div><div class="next">{digits(found.prompt.value, 3)}<small>tokens/s</small></div>'
+        f"<p>prompt, {drawing.between(found.prompt)}; first token after {digits(found.first_token_s, 2)} s</p></div></div>"
+        f'<p class="where">{escape(where[:1].upper() + where[1:])}</p>{drawing.shares(found.limits)}'
+        f'{drawing.memory(found.memory)}<ul class="notes">{notes}</ul>'
+    )

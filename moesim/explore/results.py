@@ -1,0 +1,104 @@
+"""A folder of results: rows as a table, those that a person's words mean, and a figure of them."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moesim.api.result import Result
+from moesim.api.run import load
+from moesim.core.units import NS_PER_MS, digits
+from moesim.errors import ConfigError
+from moesim.experiment.report import describe_run
+from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
+
+_METRICS: Final = {
+    "decode_tokens_per_s": ("decode, tokens/s", 1.0), "prefill_tokens_per_s": ("prompt, tokens/s", 1.0),
+    "ttft_mean_ns": ("first token, ms", 1 / NS_PER_MS), "tpot_mean_ns": ("per token, ms", 1 / NS_PER_MS),
+    "hit_rate": ("hit rate, %", 100.0), "bytes_per_token": ("moved, MB/token", 1e-6),
+}  # fmt: skip
+FIGURES: Final = ("decode_speed", "prefill_speed", "speedup", "breakdown", "hit_rate", "vram", "throughput")
+"""Kinds that need the table of a result alone."""
+
+
+class Opened:
+    """A folder that was opened."""
+
+    def __init__(self, folder: str) -> None:
+        self.result = load(Path(folder).expanduser())
+        rows = self.result.rows
+        if not rows:
+            raise ConfigError(f"{folder}: expected runs, got none")
+        known = [name for name in (*SETTINGS, *CACHE_SETTINGS) if name in rows[0]]
+        self.settings = [name for name in known if len({str(row.get(name)) for row in rows}) > 1]
+        self.metrics = [name for name in _METRICS if any(row.get(name) is not None for row in rows)]
+        self._texts = [_text(row) for row in rows]
+
+    @property
+    def columns(self) -> list[dict[str, Any]]:
+        """Columns of the table, in the library's words."""
+        names = {"run": "run", "policy": "policy", **{name: _head(name) for name in self.settings}}
+        names |= {name: _METRICS[name][0] for name in self.metrics} | {"error": "failed"} * any(
+            row.get("error") for row in self.result.rows
+        )
+        return [
+            {"name": name, "label": label, "field": name, "sortable": True, "align": "right" if name in self.metrics else "left"}
+            for name, label in names.items()
+        ]
+
+    def found(self, words: str) -> list[int]:
+        """Return the runs that words mean: ``batch 8`` a setting with its value, ``lru`` any part of a name; all must fit."""
+        patterns = list(_patterns(words[:_LONGEST].lower().split()))
+        return [at for at, text in enumerate(self._texts) if all(pattern.search(text) for pattern in patterns)]
+
+    def rows(self, places: Sequence[int]) -> list[dict[str, Any]]:
+        """Return rows of the table."""
+        return [self._row(self.result.rows[at]) for at in places]
+
+    def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        shown: dict[str, Any] = {"run": row["run"], "policy": row["policy"], "error": row.get("error") or ""}
+        shown |= {name: "" if row.get(name) is None else row[name] for name in self.settings}
+        for name in self.metrics:
+            value = row.get(name)
+            shown[name] = None if value is None else float(digits(float(value) * _METRICS[name][1], 4).replace(",", ""))
+        return shown
+
+    def figure(self, kind: str, places: Sequence[int]) -> list[tuple[str, str]]:
+        """Draw runs: data for an image, and its caption; one for each combination that a figure does not show."""
+        part = Result([self.result.rows[at] for at in places], None)
+        return [(_image(one), str(one.caption)) for one in part.plots(kind).values()]
+
+
+def _image(figure: Any) -> str:
+    return "data:image/png;base64," + b64encode(figure._repr_png_()).decode()
+
+
+_LONGEST: Final = 200  # characters of a filter
+_NAMES: Final = frozenset(word for column in COLUMNS.values() for word in column.word.split()) | {"cache", "run"}
+
+
+def _patterns(words: Sequence[str]) -> Iterator[re.Pattern[str]]:
+    """Read a filter: the name of a setting with the word after it, other words alone."""
+    at = 0
+    while at < len(words):
+        if words[at] in _NAMES and at + 1 < len(words):
+            yield re.compile(rf"\b{re.escape(words[at])} {re.escape(words[at + 1])}(?![\w.])")
+            at += 2
+        else:
+            yield re.compile(re.escape(words[at]))
+            at += 1
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    """Write what a filter is compared with."""
+    settings = [f"{column.word} {row[name]}" for name, column in COLUMNS.items() if row.get(name) is not None]
+    share = row.get("cache_ratio")
+    settings += [] if share is None else [f"cache {100 * float(share):g}%", f"cache {float(share):g}"]
+    return "\n".join((describe_run(row), *settings, str(row.get("error") or ""))).lower()
+
+
+def _head(name: str) -> str:
+    return str(COLUMNS[name].word)
