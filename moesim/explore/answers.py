@@ -13,6 +13,7 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.explore.question import LLAMA_CPP, PLACE, Question, Run, llama_of, run_of, setting_of
+from moesim.metrics.naming import notes_of
 from moesim.metrics.outcome import Outcome
 from moesim.studies.advice.engines import describe
 from moesim.studies.advice.llama_cpp import Point, Speed
@@ -26,6 +27,8 @@ _TRACES: dict[str, Trace] = {}
 """Routing that was made up, by how it is written: the same for every answer."""
 _MOST: Final = 24
 """Traces that are kept."""
+_MEMORY: Final = {"accelerator": "GPU memory", "host": "RAM"}
+NOTHING: Final = Speed(1.0, 1.0, 1.0)
 
 
 class Overtaken(BaseException):
@@ -58,7 +61,7 @@ class Answer:
     what: str = ""  # where experts are, in words
     memory: Sequence[tuple[str, int, int]] = ()  # device, peak and whole bytes
     limits: Mapping[str, float] = field(default_factory=dict)  # shares of a decode step's time, largest first
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # the routing, what was assumed, then those of the run
     misfit: str = ""  # why it did not run
     outcome: Outcome | None = None
 
@@ -83,11 +86,16 @@ def speed(question: Question, asking: Asking) -> Answer:
     )
     limits = limits_of(experiment, spec, outcome).shares
     used = [
-        (name, int(float(peak)), device.memory_bytes)
+        (_MEMORY.get(device.role, name), int(float(peak)), device.memory_bytes)
         for name, device in spec.hardware.devices.items() if (peak := row.get(f"peak_memory_bytes.{name}"))
     ]  # fmt: skip
-    what = "" if run.place is None else describe(candidate_of(_point(run, question), setting_of(question)), setting_of(question))
-    notes = [run.note, *(f"assumed: {text}" for text in [setting_of(question).hardware.machine.get("assumed", "")] if text)]
+    setting, model = setting_of(question), spec.model
+    if run.place is None:
+        what = f"{int(float(row['cache_slots_used'])):,} of {model.n_layers * model.n_experts:,} experts on the GPU"
+    else:
+        what = describe(candidate_of(Point(run.place, question.context, decode or NOTHING, 0, 0), setting), setting)
+    assumed = setting.hardware.machine.get("assumed", "")
+    notes = [run.note, *([f"assumed: {assumed}"] if assumed else []), *notes_of([str(row["notes"])])]
     return Answer(
         run, decode, prompt, float(row["ttft_mean_ns"]) / 1e9, what, used,
         dict(sorted(((name, share) for name, share in limits.items() if share >= 0.005), key=lambda one: -one[1])),
@@ -99,23 +107,19 @@ def _speed(value: Any, ends: tuple[float, float]) -> Speed | None:
     return None if value is None else Speed(float(value), float(value) * ends[0], float(value) * ends[1])
 
 
-def _point(run: Run, question: Question) -> Point:
-    assert run.place is not None
-    return Point(run.place, question.context, Speed(1, 1, 1), 0, 0)
-
-
 _AT_ONCE: Final = 6
 """Points of the curve that are predicted together."""
 
 
 def curve(question: Question, asking: Asking) -> Iterator[tuple[float, list[Point]]]:
-    """Yield the share that is done, and llama.cpp's speed by ``--n-cpu-moe`` so far, with a full context."""
+    """Yield the share that is done, and llama.cpp's speed by ``--n-cpu-moe`` so far; what fits depends on the whole context."""
     llama = llama_of(question)
     numbers, found = list(range(llama.first, llama.last + 1)) if llama.setting.has_gpu else [], list[Point]()
     for at in range(0, len(numbers), _AT_ONCE):
         asking.check()
         places = [llama.place(n, question.context) for n in numbers[at : at + _AT_ONCE]]
-        found += llama.points([(place, question.context) for place in places])
+        speeds = llama.decode([llama.case(place, question.prompt + question.answer // 2) for place in places])
+        found += [Point(place, 0, one, *llama.memory(place, question.context)) for place, one in zip(places, speeds, strict=True)]
         yield len(found) / len(numbers), list(found)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any, Final
 
-from moesim.core.colours import FILL, LABEL, text_on
+from moesim.core.colours import FILL, LABEL
 from moesim.core.units import NS_PER_MS, digits
 from moesim.metrics.outcome import Outcome
 from moesim.plots.gantt import Box, Chart, chart, gantt_window
@@ -55,10 +56,8 @@ def memory(used: Iterable[tuple[str, int, int]]) -> str:
 
 
 _WIDE: Final = 1000
-_LANE: Final = 26
-_LEFT: Final = 4
 _NARROW: Final = 700
-"""Boxes of a token are drawn as one if what is between them is less than this part of it."""
+"""Boxes of one cause are drawn as one if what is between them is less than this part of the picture."""
 
 
 def timeline(outcome: Outcome) -> list[tuple[str, str]]:
@@ -70,9 +69,8 @@ def timeline(outcome: Outcome) -> list[tuple[str, str]]:
     whole = chart(records, outcome.machine, step, (0, last))
     some = chart(records, outcome.machine, step, layers)
     return [
-        (f"One token: {digits(whole.length / NS_PER_MS)} ms, {last + 1} layers", _svg(_joined(whole))),
-        (f"Layers {layers[0]} and {layers[1]} of it: {digits(some.length / NS_PER_MS)} ms; numbers are experts", _svg(some)),
-        ("", _causes([whole])),
+        (f"One token: {digits(whole.length / NS_PER_MS)} ms, {last + 1} layers", _lanes(_joined(whole))),
+        (f"Layers {layers[0]} and {layers[1]} of it: {digits(some.length / NS_PER_MS)} ms", _lanes(some) + _causes(whole)),
     ]
 
 
@@ -93,31 +91,35 @@ def _joined(drawn: Chart) -> Chart:
     return drawn._replace(boxes=tuple(one._replace(text="") for one in boxes))
 
 
-def _svg(drawn: Chart) -> str:
-    rows = {lane: _LEFT + _LANE * at for at, lane in enumerate(drawn.lanes)}
-    pieces = []
-    for lane, y in rows.items():
-        pieces.append(f'<text class="lane" x="0" y="{y + 11}">{escape(_name(lane))}</text>')
-        pieces.append(f'<rect x="0" y="{y + 14}" width="{_WIDE}" height="9" fill="#eef1f5"/>')
-        pieces += [_box(one, y + 14, drawn.length) for one in drawn.boxes if one.lane == lane]
-    height = _LEFT + _LANE * len(rows)
-    label = escape(f"timeline of {', '.join(map(_name, drawn.lanes))}")
-    return f'<svg viewBox="0 0 {_WIDE} {height}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
+def _lanes(drawn: Chart) -> str:
+    """Draw each lane under its name; the width of a picture is that of the page."""
+    found = []
+    for lane in drawn.lanes:
+        boxes = "".join(_box(one, drawn.length) for one in drawn.boxes if one.lane == lane)
+        svg = f'<svg viewBox="0 0 {_WIDE} 10" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
+        busy = sum(one.end - one.start for one in drawn.boxes if one.lane == lane) / drawn.length
+        found.append(f'<div class="lane"><span>{escape(named(lane))} <small>{100 * min(1, busy):.0f} % busy</small></span>{svg}</div>')
+    return "".join(found)
 
 
-def _name(lane: str) -> str:
-    """Name a lane in words."""
-    return lane.replace("->", " to ").replace(" act.", " (activations)")
+def named(lane: str) -> str:
+    """Name a device or a link in words.
+
+    >>> named("cpu0->gpu0 act."), named("gpu1")
+    ('CPU to GPU, activations', 'GPU 1')
+    """
+    words = re.sub(r"([a-z]+)(\d+)", lambda found: found[1].upper() + (f" {found[2]}" if found[2] != "0" else ""), lane)
+    return words.replace("->", " to ").replace(" act.", ", activations")
 
 
-def _box(one: Box, y: int, length: int) -> str:
+def _box(one: Box, length: int) -> str:
     x, wide = _WIDE * one.start / length, max(1.0, _WIDE * (one.end - one.start) / length)
-    words = f"{LABEL[one.cause]}{' ' + one.text if one.text else ''}, {digits((one.end - one.start) / 1000)} us"
-    return f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="9" fill="{FILL[one.cause]}"><title>{escape(words)}</title></rect>'
+    words = f"{LABEL[one.cause]}{', expert ' + one.text if one.text else ''}: {digits((one.end - one.start) / 1000)} us"
+    return f'<rect x="{x:.1f}" width="{wide:.1f}" height="10" fill="{FILL[one.cause]}"><title>{escape(words)}</title></rect>'
 
 
-def _causes(charts: Sequence[Chart]) -> str:
-    causes = dict.fromkeys(one.cause for drawn in charts for one in drawn.boxes)
+def _causes(drawn: Chart) -> str:
+    causes = dict.fromkeys(one.cause for one in drawn.boxes)
     words = "".join(f'<li><i style="background:{FILL[cause]}"></i>{LABEL[cause]}</li>' for cause in causes)
     return f'<ul class="legend">{words}</ul>'
 
@@ -163,5 +165,5 @@ def speeds(rows: Sequence[tuple[str, Speed | None, Speed | None, str]]) -> str:
             f"<td><b>{digits(decode.value, 3)}</b> <small>{between(decode)}</small>{bar}</td>"
             f"<td>{ratio}</td><td>{'' if prompt is None else digits(prompt.value, 3)}</td></tr>"
         )
-    head = "".join(f'<th scope="col">{words}</th>' for words in ("", "decode, tokens/s", "change", "prompt, tokens/s"))
+    head = "".join(f'<th scope="col">{words}</th>' for words in ("", "decode, tokens/s", "ratio", "prompt, tokens/s"))
     return f'<table class="speeds"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'

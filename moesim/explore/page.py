@@ -103,9 +103,9 @@ class Page:
         _heading("Use")
         tokens = "{:,} tokens".format
         _Slider("Context", CONTEXTS, CONTEXTS.index(asked.context), lambda n: self.change(context=n), tokens)
-        _Slider("Users at once", range(1, 17), 0, lambda n: self.change(users=n))
-        _Slider("Prompt", PROMPTS, PROMPTS.index(asked.prompt), lambda n: self.change(prompt=n), tokens)
-        _Slider("Answer", ANSWERS, ANSWERS.index(asked.answer), lambda n: self.change(answer=n), tokens)
+        _Slider("Users at once", range(1, 17), 0, lambda n: self.change(users=n), at_end=True)
+        _Slider("Prompt", PROMPTS, PROMPTS.index(asked.prompt), lambda n: self.change(prompt=n), tokens, at_end=True)
+        _Slider("Answer", ANSWERS, ANSWERS.index(asked.answer), lambda n: self.change(answer=n), tokens, at_end=True)
 
     def _select(self, label: str, options: Sequence[str], name: str, *, new: bool = False) -> ui.select:
         value = getattr(self.question, name)
@@ -147,6 +147,7 @@ class Page:
 
     def _make_answer(self) -> None:
         self.shown = ui.html("", sanitize=False).props('aria-live="polite"')
+        self.ticker = ui.label().classes("ticker").props('aria-hidden="true"')  # on a phone, while controls are in view
         self.busy = _Busy()
 
     async def refresh(self) -> None:
@@ -163,6 +164,8 @@ class Page:
     def _show(self, found: Answer | str) -> None:
         self.answer = found if isinstance(found, Answer) else None
         self.shown.content = _misfit(found) if isinstance(found, str) else _answered(found, self.question)
+        decode = found.decode if isinstance(found, Answer) else None
+        self.ticker.text = "does not fit" if decode is None else f"{digits(decode.value, 3)} tokens/s"
         of_llama = self.question.system == LLAMA_CPP
         self.number.set_visibility(of_llama)
         self.best.set_visibility(of_llama)
@@ -182,9 +185,10 @@ class Page:
             with ui.tab_panel("time"):
                 self.times = ui.html("", sanitize=False)
             with ui.tab_panel("curve"):
-                _line("llama.cpp's decode speed with a full context, and its interval of 90 %. Left of the cliff it does not fit.")
+                _line("llama.cpp's decode speed and its interval of 90 %. Left of the cliff it does not fit with the whole context.")
                 self.curve = ui.echart({}).classes("w-full").style("height: 340px").props('aria-label="speed by --n-cpu-moe"')
             with ui.tab_panel("policies"):
+                _line("Each with the costs of its own engine, or all with those of the engine that is chosen: then decisions differ alone.")
                 self.systems = ui.select(
                     [LLAMA_CPP, *policy_names()], value=list(_COMPARED), multiple=True, label="Engines and policies",
                     on_change=self.refresh_tab,
@@ -331,26 +335,29 @@ class _Slider:
     """A slider over a list of values, with its name and the value in words."""
 
     def __init__(
-        self, name: str, values: Sequence[Any], at: int, chosen: Callable[[Any], Any], words: Callable[[Any], str] = str
+        self, name: str, values: Sequence[Any], at: int, chosen: Callable[[Any], Any], words: Callable[[Any], str] = str, *,
+        at_end: bool = False,
     ) -> None:  # fmt: skip
-        self._values, self._words, self._chosen, self._quiet = list(values), words, chosen, False
+        self._at_end = at_end  # whether to ask only when it is let go, as what it changes takes longer
+        self._values, self._words, self._chosen, self._at = list(values), words, chosen, at
         with ui.column().classes("w-full gap-0") as self._all:
             with ui.element("div").classes("slider-name w-full"):
                 ui.element("span").add_slot("default", escape(name))
                 self._value = ui.label(words(self._values[at])).classes("font-semibold")
             self._slider = ui.slider(min=0, max=len(self._values) - 1, step=1, value=at, on_change=self._moved)
             self._slider.props(f'aria-label="{escape(name)}" aria-valuetext="{escape(words(self._values[at]))}"')
+            if at_end:
+                self._slider.on("change", lambda: chosen(self._values[self._at]))
 
     def set_visibility(self, visible: bool) -> None:
         self._all.set_visibility(visible)
 
     def become(self, values: Sequence[Any], value: Any) -> None:
         """Take other values; not asked by a person, so nobody hears of it."""
-        self._values, self._quiet = list(values), True
-        at = self._values.index(value) if value in self._values else 0
+        self._values = list(values)
+        self._at = self._values.index(value) if value in self._values else 0
         self._slider.props(f"max={len(self._values) - 1}")
-        self._slider.value = at
-        self._quiet = False
+        self._slider.value = self._at
         self._say("none: whole layers are on the CPU" if value is None else self._words(value))
 
     def _say(self, words: str) -> None:
@@ -358,10 +365,12 @@ class _Slider:
         self._slider.props(f'aria-valuetext="{escape(words)}"')
 
     async def _moved(self) -> None:
-        if not self._quiet:
-            value = self._values[int(self._slider.value)]
-            self._say(self._words(value))
-            await self._chosen(value)
+        if self._slider.value == self._at:  # so it was set here
+            return
+        self._at = int(self._slider.value)
+        self._say(self._words(self._values[self._at]))
+        if not self._at_end:
+            await self._chosen(self._values[self._at])
 
 
 class _Busy:
@@ -439,7 +448,7 @@ def _answered(found: Answer, question: Question) -> str:
         return _misfit(f"It does not run: {found.misfit}")
     many = f" of {question.users} users" if question.users > 1 else ""
     where = found.what or f"{question.system}, engine costs: {question.engine}"
-    notes = "".join(f"<li>{escape(note)}</li>" for note in found.notes if note)
+    first, rest = ("".join(f"<li>{escape(note)}</li>" for note in some if note) for some in (found.notes[:2], found.notes[2:]))
     return (
         f'<div class="speed"><div><div class="big"><span data-speed>{digits(found.decode.value, 3)}</span>'
         f"<small>tokens/s{many}</small></div><p>decoding after a prompt of {question.prompt:,}; a real machine: "
@@ -447,5 +456,6 @@ def _answered(found: Answer, question: Question) -> str:
         f'<div><div class="next">{digits(found.prompt.value, 3)}<small>tokens/s</small></div>'
         f"<p>prompt, {drawing.between(found.prompt)}; first token after {digits(found.first_token_s, 2)} s</p></div></div>"
         f'<p class="where">{escape(where[:1].upper() + where[1:])}</p>{drawing.shares(found.limits)}'
-        f'{drawing.memory(found.memory)}<ul class="notes">{notes}</ul>'
+        f'{drawing.memory(found.memory)}<ul class="notes">{first}</ul>'
+        f'<details class="notes"><summary>notes of the run</summary><ul class="notes">{rest}</ul></details>'
     )

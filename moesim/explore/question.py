@@ -206,4 +206,4 @@ def _joined(words: Sequence[Any]) -> str:
 
 
 def _candidate(place: Place, setting: Setting) -> Candidate:
-    return candidate_of(Point(place, setting.context, Speed(1, 1, 1), 0, 0), setting)
+    return candidate_of(Point(place, setting.context, Speed(1.0, 1.0, 1.0), 0, 0), setting)

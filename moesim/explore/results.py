@@ -41,9 +41,8 @@ class Opened:
     def columns(self) -> list[dict[str, Any]]:
         """Columns of the table, in the library's words."""
         names = {"run": "run", "policy": "policy", **{name: _head(name) for name in self.settings}}
-        names |= {name: _METRICS[name][0] for name in self.metrics} | {"error": "failed"} * any(
-            row.get("error") for row in self.result.rows
-        )
+        names |= {name: _METRICS[name][0] for name in self.metrics}
+        names |= {"error": "failed"} if self.result.failures else {}
         return [
             {"name": name, "label": label, "field": name, "sortable": True, "align": "right" if name in self.metrics else "left"}
             for name, label in names.items()
