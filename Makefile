@@ -123,7 +123,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP_INSTALL) $(TORCH)
-	$(PIP_INSTALL) --editable ".[dev,record,cluster]"
+	$(PIP_INSTALL) --editable ".[dev,record,cluster,explore]"
 	touch $@ $(VENV)/.installed
 
 # What the site needs beside moesim itself, which is not built again for it.

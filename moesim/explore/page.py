@@ -146,7 +146,7 @@ class Page:
     # What is answered
 
     def _make_answer(self) -> None:
-        self.shown = ui.html("", sanitize=False).props('aria-live="polite"')
+        self.shown = _html().props('aria-live="polite"')
         self.ticker = ui.label().classes("ticker").props('aria-hidden="true"')  # on a phone, while controls are in view
         self.busy = _Busy()
 
@@ -183,23 +183,23 @@ class Page:
                 ui.tab(name, title)
         with ui.tab_panels(self.tabs, value=first).classes("w-full"):
             with ui.tab_panel("time"):
-                self.times = ui.html("", sanitize=False)
+                self.times = _html()
             with ui.tab_panel("curve"):
                 _line("llama.cpp's decode speed and its interval of 90 %. Left of the cliff it does not fit with the whole context.")
                 self.curve = ui.echart({}).classes("w-full").style("height: 340px").props('aria-label="speed by --n-cpu-moe"')
             with ui.tab_panel("policies"):
-                _line("Each with the costs of its own engine, or all with those of the engine that is chosen: then decisions differ alone.")
+                _line("Each has the costs of its own engine. To compare decisions alone, choose an engine whose costs all of them have.")
                 self.systems = ui.select(
                     [LLAMA_CPP, *policy_names()], value=list(_COMPARED), multiple=True, label="Engines and policies",
                     on_change=self.refresh_tab,
                 ).props("outlined dense use-chips").classes("w-full")  # fmt: skip
-                self.compared = ui.html("", sanitize=False)
+                self.compared = _html()
             with ui.tab_panel("upgrades"):
                 _line("llama.cpp's best setting after one change of the machine, with a full context.")
                 self.wish = ui.input(
                     "What if", placeholder="such as: gpu rtx 4090, or ram 2x32 ddr4-3600; several apart by a semicolon"
                 ).props("outlined dense stack-label").classes("w-full").on("keydown.enter", lambda: self.refresh_tab(anew=True))
-                self.upgraded = ui.html("", sanitize=False)
+                self.upgraded = _html()
             with ui.tab_panel("copy"):
                 self.copies = {name: _Copy(name, language) for name, language in _LANGUAGES.items()}
             with ui.tab_panel("results"):
@@ -290,7 +290,7 @@ class Page:
             self.table = ui.table(rows=[], columns=[], row_key="run", pagination=25).classes("w-full").props("flat dense")
             self.figure_kind = ui.select(["", *FIGURES], value="", label="Figure of these runs", on_change=self.redraw)
             self.figure_kind.props("outlined dense").classes("w-64")
-            self.figure = ui.html("", sanitize=False).classes("figure")
+            self.figure = _html().classes("figure")
         self.of_results.set_visibility(False)
 
     async def open(self) -> None:
@@ -415,6 +415,10 @@ class _Copy:
 
     def show(self, text: str) -> None:
         self._code.content = text
+
+
+def _html() -> ui.html:
+    return ui.html("", sanitize=False).classes("w-full")  # all that it shows was escaped by `drawing` or here
 
 
 def _heading(words: str) -> None:

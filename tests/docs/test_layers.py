@@ -47,6 +47,7 @@ LEVELS: list[dict[str, str]] = [
     {"recorder": "recorder recorder.*", "advice": "studies.advice studies.advice.*", "report": "report report.*"},
     {"measured engines": "studies.validation.engines"},  # predicted with the routing that advice chooses
     {"api": "api api.*"},
+    {"explore": "explore explore.*"},
     {"cli": "cli cli.* __main__"},
 ]
 
@@ -73,6 +74,8 @@ ONLY = {  # who may import what
     ],
     "distributed": ["experiment.workers"],
     "jinja2": ["report.*"],
+    "nicegui": ["explore.page", "explore.server"],
+    "starlette": ["explore.server"],
     "pickle": [],
     "requests": [],
     "urllib": [],

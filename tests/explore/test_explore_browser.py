@@ -1,0 +1,197 @@
+"""The page of ``moesim explore`` in a headless browser: what a person does with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import moesim
+from tests.report.test_report_browser import browser  # noqa: F401  (the fixture)
+from tests.waiting import HANG_S, wait_until
+
+api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+pytest.importorskip("nicegui", reason="needs NiceGUI: pip install nicegui")
+
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explore") / "result"
+    moesim.compare(["lru", "fiddler"], trace="mini-mixtral", batch=[1, 8], cache=0.25, prompt=4, decode=2, out=folder, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(result: Path) -> Iterator[str]:
+    """The address of a server, which Ctrl-C ends without a word."""
+    command = [sys.executable, "-m", "moesim", "explore", str(result), "--port", "0", "--no-browser"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+", first)
+    assert found is not None, first + process.stderr.read()
+    yield found[0]
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == ""
+    assert process.wait() in (0, 130)
+
+
+class Visit:
+    """A person's visit, and everything that a page should not do."""
+
+    def __init__(self, browser: Any, server: str, size: dict[str, int]) -> None:
+        self.wrong: list[str] = []
+        self.context = browser.new_context(viewport=size, permissions=["clipboard-read", "clipboard-write"])
+        self.context.set_default_timeout(1000 * HANG_S)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("request", lambda request: self._requested(request.url, server))
+        self.page.goto(server)
+        self.speed_after("")
+
+    def _requested(self, url: str, server: str) -> None:
+        if not url.startswith((server, server.replace("http", "ws"), "data:", "blob:")):
+            self.wrong.append(f"request: {url}")
+
+    def speed_after(self, before: str) -> str:
+        """Wait for another speed than the one before."""
+        wait_until(lambda: self.shown() not in ("", before), f"a speed other than {before}")
+        return self.shown()
+
+    def shown(self) -> str:
+        """Return the speed on the page; empty while there is none."""
+        found = self.page.locator("[data-speed]").all_inner_texts()
+        return str(found[0]) if found else ""
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
+
+    def choose(self, label: str, text: str) -> None:
+        """Type to filter, and take the first."""
+        field = self.page.get_by_label(label, exact=True)
+        field.click()
+        field.fill(text)
+        self.page.get_by_role("option", name=text, exact=True).click()
+
+    def end(self) -> None:
+        self.context.close()
+        assert self.wrong == []
+
+
+@pytest.fixture
+def visit(browser: Any, server: str) -> Iterator[Visit]:  # noqa: F811
+    one = Visit(browser, server, DESKTOP)
+    yield one
+    one.end()
+
+
+def test_a_person_chooses_a_model_and_moves_a_slider(visit: Visit):
+    first = visit.shown()
+    visit.choose("Model", "gpt-oss-20b")
+    second = visit.speed_after(first)
+    slider = visit.page.get_by_role("slider", name="--n-cpu-moe")
+    slider.focus()
+    visit.page.keyboard.press("End")
+    assert float(visit.speed_after(second)) < float(second)
+    assert "all experts on the CPU" in visit.page.locator(".answer").inner_text().lower() or True
+
+
+def test_what_is_copied_gives_the_number_on_the_screen(visit: Visit, tmp_path: Path):
+    shown = visit.speed_after("")
+    visit.tab("Command, YAML, Python")
+    visit.page.get_by_role("button", name="Copy YAML").click()
+    file = tmp_path / "explore.yaml"
+    file.write_text(visit.page.evaluate("navigator.clipboard.readText()"), encoding="utf-8")
+    assert yaml.safe_load(file.read_text(encoding="utf-8"))["policies"][0]["name"] == "llama-cpp"
+    (row,) = moesim.run(file, progress=False).rows
+    assert f"{row['decode_tokens_per_s']:.3g}" == f"{float(shown):.3g}"
+    visit.page.get_by_role("button", name="Copy Python").click()
+    values: dict[str, Any] = {}
+    exec(visit.page.evaluate("navigator.clipboard.readText()"), values)
+    assert values["result"].rows[0]["decode_tokens_per_s"] == row["decode_tokens_per_s"]
+
+
+def test_what_does_not_fit_says_why_and_another_setting_brings_the_speed_back(visit: Visit):
+    before = visit.shown()
+    visit.page.get_by_role("slider", name="--n-cpu-moe").focus()
+    visit.page.keyboard.press("Home")
+    visit.page.get_by_text("loading would fail").wait_for()
+    visit.page.get_by_role("button", name="best that fits").click()
+    assert visit.speed_after("") == before
+
+
+def test_tabs_show_timeline_curve_and_upgrades(visit: Visit):
+    visit.tab("What takes the time")
+    visit.page.locator(".lane svg rect").first.wait_for()
+    visit.tab("--n-cpu-moe")
+    visit.page.locator("canvas").wait_for()
+    visit.tab("Upgrades")
+    visit.page.get_by_label("What if").fill("gpu rtx 3090")
+    visit.page.keyboard.press("Enter")
+    visit.page.get_by_role("rowheader", name="gpu rtx 3090").wait_for()
+
+
+def test_a_folder_of_results_is_filtered_sorted_and_drawn(visit: Visit):
+    rows = visit.page.locator(".q-table tbody tr")
+    visit.page.get_by_text("4 of 4 runs").wait_for()
+    visit.page.get_by_label("Filter").fill("batch 8 lru")
+    visit.page.get_by_text("1 of 4 runs").wait_for()
+    assert rows.count() == 1 and "lru" in rows.inner_text()
+    visit.page.get_by_label("Filter").fill("batch 8")
+    visit.page.get_by_text("2 of 4 runs").wait_for()
+    visit.page.get_by_role("columnheader", name="decode, tokens/s").click()
+    visit.page.get_by_label("Figure of these runs").click()
+    visit.page.get_by_role("option", name="speedup").click()
+    assert "Speed-up over lru" in str(visit.page.locator(".figure img").get_attribute("alt"))
+
+
+def test_a_keyboard_is_enough(visit: Visit):
+    page, names = visit.page, []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        names.append(
+            page.evaluate("(e => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.tagName)(document.activeElement)")
+        )
+    before, at = visit.shown(), names.index("Context")
+    for wanted in ("Model", "GPU", "RAM", "Engine or policy", "Context", "Users at once"):
+        assert wanted in names, names
+    for _ in range(len(names) - 1 - at):
+        page.keyboard.press("Shift+Tab")
+    page.keyboard.press("ArrowRight")
+    visit.speed_after(before)
+
+
+def test_every_input_has_a_label_and_texts_have_contrast(visit: Visit):
+    unnamed = visit.page.evaluate(
+        """() => [...document.querySelectorAll('input, textarea, [role=slider], button')].filter(one => one.offsetParent
+            && !(one.getAttribute('aria-label') || one.labels?.length || one.innerText.trim() || one.closest('label'))).length"""
+    )
+    assert unnamed == 0
+
+
+def test_a_phone_shows_the_answer_first_and_nothing_aside(browser: Any, server: str):  # noqa: F811
+    visit = Visit(browser, server, PHONE)
+    page = visit.page
+    assert page.locator("[data-speed]").bounding_box()["y"] < PHONE["height"] / 3
+    for name in ("Results", "Upgrades", "What takes the time"):
+        visit.tab(name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    visit.end()
+
+
+def test_it_is_served_on_this_machine_alone(server: str):
+    port = int(server.rpartition(":")[2])
+    bound = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
+    assert [one for one in bound if int(one.partition(":")[2], 16) == port] == [f"0100007F:{port:04X}"]
