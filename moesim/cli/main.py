@@ -30,7 +30,8 @@ from moesim.errors import InputError, InterruptError, MoesimError, unknown_name
 VERBS = {
     "demo": "demo", "run": "runs", "compare": "runs",
     "capacity": "capacity", "whatif": "whatif", "recommend": "recommend", "calibrate": "calibrate", "diff": "diff",
-    "plot": "plot", "report": "report", "explore": "explore", "replay": "replay", "validate": "validate", "check": "check", "list": "listing",
+    "plot": "plot", "report": "report", "explore": "explore", "replay": "replay", "validate": "validate", "check": "check",
+    "list": "listing",
     "model": "listing", "schema": "schema", "papers": "papers", "league": "league", "regret": "regret",
     "bench": "bench", "profile": "profile", "trace": "traces",
 }  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from moesim.studies.identify.model_error import shipped, time_shares
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
@@ -19,6 +18,7 @@ from moesim.studies.advice.engines import describe
 from moesim.studies.advice.llama_cpp import Point, Speed
 from moesim.studies.advice.recommend import candidate_of
 from moesim.studies.advice.vary import varied
+from moesim.studies.identify.model_error import shipped, time_shares
 from moesim.studies.whatif.limits import limits_of
 from moesim.studies.whatif.settings import parse_vary
 from moesim.trace import Trace

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import groupby
 from typing import Any, Final
 
 from moesim.core.colours import FILL, LABEL
@@ -76,19 +75,17 @@ def timeline(outcome: Outcome) -> list[tuple[str, str]]:
 
 def _joined(drawn: Chart) -> Chart:
     """Join neighbours of a lane that have one cause, so that a token of a thousand tasks is a small picture."""
-    boxes = []
+    boxes = list[Box]()
     for lane in drawn.lanes:
-        of_lane = sorted((one for one in drawn.boxes if one.lane == lane), key=lambda one: one.start)
-        for cause, group in groupby(of_lane, key=lambda one: one.cause):
-            open_box = next(group)
-            for one in group:
-                if one.start - open_box.end < drawn.length / _NARROW:
-                    open_box = open_box._replace(end=max(one.end, open_box.end))
-                else:
-                    boxes.append(open_box)
-                    open_box = one
-            boxes.append(open_box._replace(cause=cause))
-    return drawn._replace(boxes=tuple(one._replace(text="") for one in boxes))
+        of_lane = list[Box]()
+        for one in sorted((box for box in drawn.boxes if box.lane == lane), key=lambda box: box.start):
+            last = of_lane[-1] if of_lane else None
+            if last is not None and last.cause == one.cause and one.start - last.end < drawn.length / _NARROW:
+                of_lane[-1] = last._replace(end=max(one.end, last.end), text="")
+            else:
+                of_lane.append(one._replace(text=""))
+        boxes += of_lane
+    return drawn._replace(boxes=tuple(boxes))
 
 
 def _lanes(drawn: Chart) -> str:
@@ -98,7 +95,9 @@ def _lanes(drawn: Chart) -> str:
         boxes = "".join(_box(one, drawn.length) for one in drawn.boxes if one.lane == lane)
         svg = f'<svg viewBox="0 0 {_WIDE} 10" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
         busy = sum(one.end - one.start for one in drawn.boxes if one.lane == lane) / drawn.length
-        found.append(f'<div class="lane"><span>{escape(named(lane))} <small>{100 * min(1, busy):.0f} % busy</small></span>{svg}</div>')
+        found.append(
+            f'<div class="lane"><span>{escape(named(lane))} <small>{100 * min(1, busy):.0f} % busy</small></span>{svg}</div>'
+        )
     return "".join(found)
 
 

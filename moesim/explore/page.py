@@ -93,7 +93,7 @@ class Page:
         self._select("Engine or policy", [LLAMA_CPP, *policy_names()], "system")
         engines = [OWN, MACHINE, *(one.name for one in engine_profiles())]
         self._select("Costs of which engine", list(dict.fromkeys(engines)), "engine")
-        self.number = _Slider("--n-cpu-moe", range(49), 0, self._chose_number)
+        self.number = _Slider("--n-cpu-moe", range(49), 0, lambda number: self.change(n_cpu_moe=number))
         with ui.row().classes("w-full"):
             self.best = ui.button("best that fits", on_click=lambda: self.change(n_cpu_moe=None)).props("flat dense no-caps")
         self.cache = _Slider(
@@ -131,9 +131,6 @@ class Page:
         elif self.profile.value:
             await self.change(profile=self.profile.value)
 
-    async def _chose_number(self, number: int) -> None:
-        await self.change(n_cpu_moe=number)
-
     async def change(self, **changes: Any) -> None:
         """Ask anew with other choices."""
         asked = replace(self.question, **changes)
@@ -170,9 +167,10 @@ class Page:
         self.number.set_visibility(of_llama)
         self.best.set_visibility(of_llama)
         self.cache.set_visibility(not of_llama)
-        if isinstance(found, Answer) and found.run.place is not None:
+        place = found.run.place if isinstance(found, Answer) else None
+        if place is not None and self.question.n_cpu_moe is None:  # else it stands where a person moves it
             llama = llama_of(self.question)
-            self.number.become(range(llama.first, llama.last + 1), None if found.run.place.whole else found.run.place.number)
+            self.number.become(range(llama.first, llama.last + 1), None if place.whole else place.number)
         self._show_copies()
 
     # What explains it
@@ -185,10 +183,12 @@ class Page:
             with ui.tab_panel("time"):
                 self.times = _html()
             with ui.tab_panel("curve"):
-                _line("llama.cpp's decode speed and its interval of 90 %. Left of the cliff it does not fit with the whole context.")
+                _line(
+                    "llama.cpp's decode speed and its interval of 90 %. Left of the cliff it does not fit with the whole context."
+                )
                 self.curve = ui.echart({}).classes("w-full").style("height: 340px").props('aria-label="speed by --n-cpu-moe"')
             with ui.tab_panel("policies"):
-                _line("Each has the costs of its own engine. To compare decisions alone, choose an engine whose costs all of them have.")
+                _line("Each has the costs of its own engine. To compare decisions alone, choose an engine for all.")
                 self.systems = ui.select(
                     [LLAMA_CPP, *policy_names()], value=list(_COMPARED), multiple=True, label="Engines and policies",
                     on_change=self.refresh_tab,
@@ -196,9 +196,12 @@ class Page:
                 self.compared = _html()
             with ui.tab_panel("upgrades"):
                 _line("llama.cpp's best setting after one change of the machine, with a full context.")
-                self.wish = ui.input(
-                    "What if", placeholder="such as: gpu rtx 4090, or ram 2x32 ddr4-3600; several apart by a semicolon"
-                ).props("outlined dense stack-label").classes("w-full").on("keydown.enter", lambda: self.refresh_tab(anew=True))
+                self.wish = (
+                    ui.input("What if", placeholder="such as: gpu rtx 4090, or ram 2x32 ddr4-3600; several apart by a semicolon")
+                    .props("outlined dense stack-label")
+                    .classes("w-full")
+                    .on("keydown.enter", lambda: self.refresh_tab(anew=True))
+                )
                 self.upgraded = _html()
             with ui.tab_panel("copy"):
                 self.copies = {name: _Copy(name, language) for name, language in _LANGUAGES.items()}
@@ -332,45 +335,43 @@ class Page:
 
 
 class _Slider:
-    """A slider over a list of values, with its name and the value in words."""
+    """A slider over a list of values, with its name and the value in words: the browser's own, which keys move, too."""
 
     def __init__(
         self, name: str, values: Sequence[Any], at: int, chosen: Callable[[Any], Any], words: Callable[[Any], str] = str, *,
         at_end: bool = False,
     ) -> None:  # fmt: skip
+        self._values, self._at, self._chosen, self._words = list(values), at, chosen, words
         self._at_end = at_end  # whether to ask only when it is let go, as what it changes takes longer
-        self._values, self._words, self._chosen, self._at = list(values), words, chosen, at
         with ui.column().classes("w-full gap-0") as self._all:
             with ui.element("div").classes("slider-name w-full"):
                 ui.element("span").add_slot("default", escape(name))
-                self._value = ui.label(words(self._values[at])).classes("font-semibold")
-            self._slider = ui.slider(min=0, max=len(self._values) - 1, step=1, value=at, on_change=self._moved)
-            self._slider.props(f'aria-label="{escape(name)}" aria-valuetext="{escape(words(self._values[at]))}"')
-            if at_end:
-                self._slider.on("change", lambda: chosen(self._values[self._at]))
+                self._value = ui.label()
+            self._input = ui.element("input").classes("w-full").props(f'type="range" min="0" aria-label="{escape(name)}"')
+            number = "(event) => emit(Number(event.target.value))"
+            self._input.on("input", self._moved, js_handler=number, throttle=0.05).on("change", self._let_go, js_handler=number)
+        self.become(values, self._values[at])
 
     def set_visibility(self, visible: bool) -> None:
         self._all.set_visibility(visible)
 
     def become(self, values: Sequence[Any], value: Any) -> None:
-        """Take other values; not asked by a person, so nobody hears of it."""
+        """Take other values, one of which is chosen; None of whole numbers: none is."""
         self._values = list(values)
         self._at = self._values.index(value) if value in self._values else 0
-        self._slider.props(f"max={len(self._values) - 1}")
-        self._slider.value = self._at
-        self._say("none: whole layers are on the CPU" if value is None else self._words(value))
-
-    def _say(self, words: str) -> None:
+        words = self._words(value) if value in self._values else "whole layers on the CPU"
         self._value.text = words
-        self._slider.props(f'aria-valuetext="{escape(words)}"')
+        self._input.props(f'max="{len(self._values) - 1}" value="{self._at}" aria-valuetext="{escape(words)}"')
 
-    async def _moved(self) -> None:
-        if self._slider.value == self._at:  # so it was set here
-            return
-        self._at = int(self._slider.value)
-        self._say(self._words(self._values[self._at]))
+    async def _moved(self, event: Any) -> None:
+        self._at = int(event.args)
+        self._value.text = self._words(self._values[self._at])
         if not self._at_end:
             await self._chosen(self._values[self._at])
+
+    async def _let_go(self, event: Any) -> None:
+        self.become(self._values, self._values[int(event.args)])
+        await self._chosen(self._values[self._at])
 
 
 class _Busy:
