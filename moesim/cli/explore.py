@@ -26,6 +26,6 @@ def explore(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "nicegui":
             raise
-        raise ConfigError("explore: expected the package nicegui, got none; pip install 'moesim[explore]'") from None
+        raise ConfigError("explore: expected the package nicegui, got none; pip install nicegui") from None
     serve(None if folder is None else str(folder), port, browser=not no_browser)
     return 0

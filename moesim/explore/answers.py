@@ -76,7 +76,7 @@ def speed(question: Question, asking: Asking) -> Answer:
     asking.check()
     spec = experiment.specs[0]
     outcome = run_one(experiment, spec, keep=True, progress=asking.check)
-    row = outcome.row
+    row: Mapping[str, Any] = outcome.row
     if outcome.failure is not None:
         return Answer(run, None, misfit=str(outcome.failure).partition(" [policy=")[0])
     shares = time_shares(row, spec.hardware)

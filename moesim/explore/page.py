@@ -35,6 +35,7 @@ from moesim.hardware.engines import MACHINE, OWN, engine_profiles
 from moesim.hardware.parts import Cpu, Gpu, parts_of
 from moesim.model.load import model_names
 from moesim.policies.registry import policy_names
+from moesim.studies.advice.llama_cpp import Point
 from moesim.studies.advice.vary import USUAL
 from moesim.studies.identify.observations import QUANTS
 
@@ -56,6 +57,9 @@ class Page:
         self.opened: Opened | None = None
         self._first, self._more = Line(), Line()  # the speed, and what stands behind the open tab
         self._drawn: tuple[Question, str] | None = None  # what the open tab shows
+        self._points: list[Point] = []  # of the curve
+        self.places: list[int] = []  # of the runs that are filtered
+        ui.context.client.on_delete(self._leave)
         ui.add_css(resources.files("moesim.explore").joinpath("page.css").read_text(encoding="utf-8"))
         ui.colors(primary="#0b5f9e")
         with ui.element("header").classes("top"):
@@ -72,6 +76,11 @@ class Page:
             self.path.value = folder
             ui.timer(0, self.open, once=True)
         ui.timer(0, self.refresh, once=True)
+
+    def _leave(self) -> None:
+        """End what nobody will see."""
+        self._first.cancel()
+        self._more.cancel()
 
     # What is asked
 
@@ -396,7 +405,7 @@ class _Busy:
         self._all.set_visibility(False)
 
 
-_LANGUAGES: Final = {"Command": "bash", "YAML": "yaml", "Python": "python"}
+_LANGUAGES: Final[dict[str, Any]] = {"Command": "bash", "YAML": "yaml", "Python": "python"}
 _ABOUT: Final = {
     "Command": "In a shell, after the YAML was saved as explore.yaml; then the same question to the advice, and what it types.",
     "YAML": "moesim run explore.yaml gives the number on the screen.",
@@ -408,14 +417,15 @@ class _Copy:
     """A text to copy."""
 
     def __init__(self, name: str, language: str) -> None:
+        self._text = ""
         with ui.row().classes("w-full items-center justify-between"):
             ui.element("h3").add_slot("default", name)
-            ui.button(f"Copy {name}", on_click=lambda: ui.clipboard.write(self._code.content)).props("flat dense no-caps")
+            ui.button(f"Copy {name}", on_click=lambda: ui.clipboard.write(self._text)).props("flat dense no-caps")
         _line(_ABOUT[name])
-        self._code = ui.code("", language=language).props(f'data-text="{name}"')  # type: ignore[arg-type]
+        self._code = ui.code("", language=language)
 
     def show(self, text: str) -> None:
-        self._code.content = text
+        self._text = self._code.content = text
 
 
 def _html() -> ui.html:

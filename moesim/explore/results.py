@@ -68,7 +68,8 @@ class Opened:
     def figure(self, kind: str, places: Sequence[int]) -> list[tuple[str, str]]:
         """Draw runs: data for an image, and its caption; one for each combination that a figure does not show."""
         part = Result([self.result.rows[at] for at in places], None)
-        return [(_image(one), str(one.caption)) for one in part.plots(kind).values()]
+        figures: list[Any] = list(part.plots(kind).values())
+        return [(_image(one), one.caption) for one in figures]
 
 
 def _image(figure: Any) -> str:
