@@ -60,7 +60,7 @@ def test_the_example_is_of_its_command(name: str):
     assert words_of(name)[: len(name.split())] == name.split()
 
 
-LONG = ("papers", "validate")  # another test runs them, with --out
+LONG = ("papers", "validate", "explore")  # another test runs them, with --out, or with a browser
 SLOW = ("plot", "recommend", "trace fit", "trace stats")  # their commands have tests of their own
 
 

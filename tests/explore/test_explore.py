@@ -59,14 +59,15 @@ def test_a_newer_question_ends_an_older_one():
 
 
 def test_what_does_not_fit_says_so():
-    with pytest.raises(CapacityError, match="it does not fit: needs .* GiB"):
+    with pytest.raises(CapacityError, match=r"it does not fit: needs .* GiB"):
         place_of(replace(BRIEF, model="deepseek-v3"))
 
 
 def test_a_filter_means_what_a_person_types(tmp_path):
     folder = tmp_path / "result"
     moesim.compare(
-        ["lru", "fiddler"], trace="mini-mixtral", batch=[1, 8], cache=[0.25, 0.5], prompt=4, decode=2, jobs=1, out=folder, progress=False
+        ["lru", "fiddler"], trace="mini-mixtral", batch=[1, 8], cache=[0.25, 0.5], prompt=4, decode=2, jobs=1, out=folder,
+        progress=False,
     )  # fmt: skip
     opened = Opened(str(folder))
     every = opened.rows(range(8))

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 import moesim
-from tests.report.test_report_browser import browser as browser  # the fixture
+from tests.browsers import browser as browser  # the fixture
 from tests.waiting import HANG_S, wait_until
 
-api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 pytest.importorskip("nicegui", reason="needs NiceGUI: pip install nicegui")
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}

@@ -5,8 +5,6 @@ It needs Playwright and a browser: the one that MOESIM_BROWSER names, else one o
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,31 +12,15 @@ from typing import Any
 import pytest
 
 from moesim.report import read_folder, report_page
+from tests.browsers import browser as browser  # the fixture
 from tests.report.report_kit import POLICIES, events_of, failed, rows_of, write_folder
 from tests.waiting import HANG_S, wait_until
 
-api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
 N_RUNS = 250
 N_FAILED = 2
 COLOURS = {"GPU experts": (0x56, 0xB4, 0xE9), "demand fetch": (0xD5, 0x5E, 0x00)}
-
-
-def executable(playwright: Any) -> str:
-    given = os.environ.get("MOESIM_BROWSER")
-    found = given or next((path for name in NAMES if (path := shutil.which(name))), None) or playwright.chromium.executable_path
-    if not Path(found).exists():
-        pytest.skip("no browser: set MOESIM_BROWSER to one, put chromium on the path, or run `playwright install chromium`")
-    return str(found)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=executable(playwright), timeout=1000 * HANG_S)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
