@@ -30,6 +30,7 @@ NAMES: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
 """Names by which traces were loaded here; one that was made of another has none."""
 
 
+@checked("load_trace", name_or_path="path")
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace.
 
