@@ -19,7 +19,7 @@ _FROM = {
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
     **{name: f"moesim.api.run:{name}" for name in ("compare", "load", "load_trace", "run")},
-    **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "regret", "whatif")},
+    **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "regret", "report", "whatif")},
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
     "recommend": "moesim.api.answers:recommend",

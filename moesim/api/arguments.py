@@ -75,6 +75,9 @@ _KEYS: Final = {
 """Arguments -> keys of the sections of an experiment, where these are named otherwise."""
 
 
+_SECTIONS: Final[Mapping[str, Any]] = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
+
+
 def _unbound(known: Signature, options: Mapping[str, Any]) -> str:
     """Word which argument is unknown or missing, and what was probably meant; nothing if it is neither."""
     names = [name for name, one in known.parameters.items() if name != "self" and one.kind is not one.VAR_KEYWORD]
@@ -84,8 +87,7 @@ def _unbound(known: Signature, options: Mapping[str, Any]) -> str:
         if meant := next((one for one in names if _KEYS.get(one) == name), None):
             return f"unknown argument '{name}'; did you mean '{meant}'?"
         key = _KEYS.get(name, name)
-        sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
-        section = next((one for one, fields in sections.items() if key in fields.model_fields), None)
+        section = next((one for one, section in _SECTIONS.items() if key in section.model_fields), None)
         if "overrides" in names and (section or key in Config.model_fields):
             raw = f"{{'{section}': {{'{key}': ...}}}}" if section else f"{{'{key}': ...}}"
             return f"unknown argument '{name}'; pass overrides={raw}"

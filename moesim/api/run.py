@@ -230,7 +230,19 @@ def read_experiment(
     quick: bool,
     batches: bool = False,
 ) -> tuple[Config, str, dict[str, Trace]]:
-    """Read an experiment for a verb: configuration, name in messages, traces that are objects."""
+    """Read an experiment for a verb, with its routing: configuration, name in messages, traces that are objects."""
+    config, place, given = parsed(verb, experiment, overrides)
+    if batches:
+        refuse_served(config, place, verb)
+    if config.trace is None:
+        config = with_routing(config, place, ends=verb == "run")
+    return made_quick(config, place) if quick else config, place, given
+
+
+def parsed(
+    verb: str, experiment: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str]
+) -> tuple[Config, str, dict[str, Trace]]:
+    """Read an experiment as it is written."""
     given: dict[str, Trace] = {}
     if isinstance(experiment, Mapping):
         place = verb
@@ -246,11 +258,7 @@ def read_experiment(
             raw = config.model_dump(mode="json", exclude_unset=True)
             _override(raw, overrides, place)
             config = parse_config(raw, place)
-    if batches:
-        refuse_served(config, place, verb)
-    if config.trace is None:
-        config = with_routing(config, place, ends=verb == "run")
-    return made_quick(config, place) if quick else config, place, given
+    return config, place, given
 
 
 @checked("load", folder="path", trust="flag", inputs="path")

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from moesim.api.outputs import all_or_none, check_out, note_written
 from moesim.cli.options import Overwrite, name_or_mapping
-from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.files import scratch_beside
 from moesim.core.limits import COUNT, EXPERTS, LAYERS
 from moesim.core.text import say

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.cli.outputs import check_out_folder, write_beside
+from moesim.api.outputs import check_out_folder
+from moesim.cli.outputs import write_beside
 from moesim.core.limits import COUNT
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say

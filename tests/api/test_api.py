@@ -20,6 +20,7 @@ from matplotlib.text import Text
 
 import moesim
 from moesim.api.arguments import written
+from moesim.cli.main import main
 from moesim.core.colours import SERIES
 from moesim.core.files import FILE
 from moesim.errors import ConfigError, InputError
@@ -354,3 +355,31 @@ def test_a_notebook_shows_what_models_machines_and_traces_are() -> None:
     assert "<tr><th>experts</th><td>128</td></tr>" in moesim.load_model("qwen3-30b-a3b")._repr_html_()
     named = replace(moesim.load_model("qwen3-30b-a3b"), source="<a & b>")._repr_html_()
     assert "&lt;a &amp; b&gt;" in named
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "said"),
+    [
+        (moesim.run, {"experiment": "x.yaml", "trace": "t"}, "run(): unknown argument 'trace'; pass overrides={'trace': ...}"),
+        (moesim.run, {"experiment": "x.yaml", "batch": 4}, "run(): unknown argument 'batch'; pass overrides={'workload': {'"),
+        (moesim.compare, {"policies": "lru", "batch_size": 4}, "compare(): unknown argument 'batch_size'; did you mean 'batch'?"),
+        (moesim.diff, {"run_a": "a", "trusts": True}, "diff(): unknown argument 'trusts'; did you mean 'trust'? known: "),
+        (moesim.capacity, {"policies": "lru"}, "capacity(): expected model and hardware by name, got nothing; add them"),
+        (moesim.league, {"file": "x.yaml"}, "league(): unknown argument 'file'"),
+        (moesim.report, {}, "report(): missing a required argument: 'folder'"),
+        (moesim.whatif, {"model": "mixtral-8x7b"}, "whatif: expected an experiment, or model with hardware"),
+    ],
+)  # fmt: skip
+def test_a_call_with_a_wrong_argument_names_it_and_what_is_meant(call: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        call(**given)
+    assert str(found.value).startswith(said)
+
+
+def test_a_report_is_that_of_the_command(tmp_path: Path) -> None:
+    moesim.run({"policies": ["lru"], "model": SMALL["model"], "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+                "cache": {"ratio": 0.25}, "workload": {"prompt_tokens": 2, "decode_tokens": 2}},
+               out=tmp_path / "ran", jobs=1, progress=False)  # fmt: skip
+    page = moesim.report(tmp_path / "ran", out=tmp_path / "page.html", progress=False)
+    assert main(["report", str(tmp_path / "ran")]) == 0
+    assert page.read_bytes() == (tmp_path / "ran" / "report.html").read_bytes()
