@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -383,3 +384,22 @@ def test_a_report_is_that_of_the_command(tmp_path: Path) -> None:
     page = moesim.report(tmp_path / "ran", out=tmp_path / "page.html", progress=False)
     assert main(["report", str(tmp_path / "ran")]) == 0
     assert page.read_bytes() == (tmp_path / "ran" / "report.html").read_bytes()
+
+
+def test_a_trace_is_imported_and_described_as_by_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{request},{token},{layer},{token % 4}" for request in range(2) for token in range(6) for layer in range(2)]
+    (tmp_path / "log.csv").write_text("\n".join(["request,token,layer,expert", *rows]) + "\n")
+    given: dict[str, Any] = {"n_experts": 4, "phase": "decode", "label": "measured"}
+    found = moesim.trace.import_(tmp_path / "log.csv", tmp_path / "a.safetensors", **given)
+    options = ["--n-experts", "4", "--phase", "decode", "--label", "measured"]
+    assert main(["trace", "import", str(tmp_path / "log.csv"), *options, "--out", str(tmp_path / "b.safetensors")]) == 0
+    assert re.sub(r"\bb(?=\.safe|-calibrated)", "a", capsys.readouterr().err) == found.text()
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match=r"import_: out: .*got a file; pass overwrite=True or choose another name"):
+        moesim.trace.import_([tmp_path / "log.csv"], found.path, **given)
+    with pytest.raises(ConfigError, match="import_: unknown hold_back 'tokens'"):
+        moesim.trace.import_(tmp_path / "log.csv", tmp_path / "c.safetensors", hold_back="tokens", **given)
+    described = moesim.stats(found.path, progress=False)
+    assert main(["trace", "stats", str(found.path), "-q"]) == 0
+    assert capsys.readouterr().out == described.text()
+    assert len(described.table) and moesim.stats(moesim.load_trace(found.path), progress=False).text() == described.text()
