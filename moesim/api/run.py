@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from moesim.api.arguments import checked, written
 from moesim.api.result import Result
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
@@ -80,7 +80,7 @@ def compare(
         As of `moesim.load_hardware`.
     trace : str, Path, mapping, Trace, or a list of them, optional
         Routing. Default: a recording of the model, else routing with its statistics, else assumed routing at three LRU lifts;
-        a line says which.
+        the log says which.
     hit_rate : str, optional
         An LRU hit rate that an engine counted, with the slots of each layer, such as ``"61%@16"``: it fixes the lift of
         assumed routing.
@@ -158,7 +158,7 @@ def comparison(
     _override(raw, overrides, place)
     if "trace" not in raw:
         for line in choose_traces(raw, place, hit_rate=hit_rate, imports=imports):
-            say(line)
+            note(line)
     return raw
 
 
@@ -183,7 +183,7 @@ def served_question(
     _override(raw, overrides, place)
     if "trace" not in raw:
         for line in choose_traces(raw, place, ends=False):
-            say(line)
+            note(line)
     return raw
 
 

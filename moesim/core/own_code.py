@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.errors import ConfigError, culprit, describe_exception, unknown_name
 
 NOT_TRUSTED = "whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
@@ -36,7 +36,7 @@ def reading_results(*, trust: bool) -> Iterator[None]:
             yield
         finally:
             for name in sorted(refused):
-                say(f"moesim: not imported: {name}, of whose options no default is shown; --trust imports it")
+                note(f"moesim: not imported: {name}, of whose options no default is shown; --trust imports it")
 
 
 def check_target(target: str, place: str) -> str:

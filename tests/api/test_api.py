@@ -403,3 +403,18 @@ def test_a_trace_is_imported_and_described_as_by_the_commands(tmp_path: Path, ca
     assert main(["trace", "stats", str(found.path), "-q"]) == 0
     assert capsys.readouterr().out == described.text()
     assert len(described.table) and moesim.stats(moesim.load_trace(found.path), progress=False).text() == described.text()
+
+
+def test_remarks_are_logged_for_whoever_listens_and_printed_by_nobody_else() -> None:
+    code = """if True:
+        import logging, sys, moesim
+        def ask():
+            moesim.compare("lru", cache=0.25, prompt=2, decode=2, jobs=1, progress=False)
+        ask()
+        print("listening", file=sys.stderr)
+        logging.basicConfig(format="%(name)s %(levelname)s")
+        ask()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    silent, _, heard = done.stderr.partition("listening\n")
+    assert silent == "" and set(heard.splitlines()) == {"moesim WARNING"}
