@@ -19,10 +19,12 @@ _FROM = {
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
     **{name: f"moesim.api.run:{name}" for name in ("compare", "load", "load_trace", "run")},
-    **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "regret", "whatif")},
+    **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "regret", "report", "whatif")},
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
     "recommend": "moesim.api.answers:recommend",
+    "stats": "moesim.api.traces:stats",
+    "trace": "moesim.trace:",  # with `import_`
 }
 """Names and where they are: a name loads what it needs when it is first used, so that `import moesim` stays light."""
 
@@ -33,7 +35,8 @@ def __getattr__(name: str) -> Any:
     if name not in _FROM:
         raise AttributeError(f"module 'moesim' has no attribute {name!r}")
     module, _, attribute = _FROM[name].partition(":")
-    return globals().setdefault(name, getattr(import_module(module), attribute))
+    found = import_module(module)
+    return globals().setdefault(name, getattr(found, attribute) if attribute else found)
 
 
 def __dir__() -> list[str]:

@@ -1,14 +1,17 @@
+from moesim import trace
 from moesim.api.answers import calibrate, recommend
 from moesim.api.result import Result
 from moesim.api.run import compare, load, load_trace, run
-from moesim.api.studies import capacity, diff, regret, whatif
+from moesim.api.studies import capacity, diff, league, regret, report, whatif
+from moesim.api.traces import stats
 from moesim.hardware import HardwareProfile as Hardware
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.trace import Trace
 
 __all__ = [
-    "Hardware", "Result", "Trace", "__version__", "calibrate", "capacity", "compare", "diff", "load", "load_hardware",
-    "load_model", "load_trace", "recommend", "regret", "run", "whatif",
+    "Hardware", "Result", "Trace", "__version__", "calibrate", "capacity", "compare", "diff", "league", "load",
+    "load_hardware", "load_model", "load_trace", "recommend", "regret", "report", "run", "stats", "trace",
+    "whatif",
 ]  # fmt: skip
 __version__: str

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from moesim.errors import ConfigError, ModelError
+from moesim.errors import ConfigError, ModelError, unknown_name
+from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, builtin_models, load_model
 from moesim.policies.options import Declared, options_of
@@ -43,14 +44,18 @@ def _are_names(value: Any) -> bool:
 
 
 def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check arguments by `KINDS`; None is allowed where it is the default. Raises `ConfigError`."""
+    """Check names of arguments, and values by `KINDS`; None is allowed where it is the default. Raises `ConfigError`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         known = signature(function)
 
         @wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> T:
-            for name, value in known.bind(*arguments, **options).arguments.items():
+            try:
+                given = known.bind(*arguments, **options).arguments
+            except TypeError as wrong:
+                raise ConfigError(f"{place}(): {_unbound(known, options) or wrong}") from None
+            for name, value in given.items():
                 if name not in kinds or (value is None and known.parameters[name].default is None):
                     continue
                 fits, words = KINDS[kinds[name]]
@@ -61,6 +66,35 @@ def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, 
         return call
 
     return decorate
+
+
+_KEYS: Final = {
+    "batch": "batch_size", "prompt": "prompt_tokens", "decode": "decode_tokens", "answer": "answer_tokens", "cache": "ratio",
+    "transfer": "curve",
+}  # fmt: skip
+"""Arguments -> keys of the sections of an experiment, where these are named otherwise."""
+
+
+_SECTIONS: Final[Mapping[str, Any]] = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
+
+
+def _unbound(known: Signature, options: Mapping[str, Any]) -> str:
+    """Word which argument is unknown or missing, and what was probably meant; nothing if it is neither."""
+    names = [name for name, one in known.parameters.items() if name != "self" and one.kind is not one.VAR_KEYWORD]
+    for name in options:
+        if name in names:
+            continue
+        if meant := next((one for one in names if _KEYS.get(one) == name), None):
+            return f"unknown argument '{name}'; did you mean '{meant}'?"
+        key = _KEYS.get(name, name)
+        section = next((one for one, section in _SECTIONS.items() if key in section.model_fields), None)
+        if "overrides" in names and (section or key in Config.model_fields):
+            raw = f"{{'{section}': {{'{key}': ...}}}}" if section else f"{{'{key}': ...}}"
+            return f"unknown argument '{name}'; pass overrides={raw}"
+        return unknown_name("argument", name, names)
+    required = [name for name in names if known.parameters[name].default is Parameter.empty]
+    lacking = [name for name in required if known.parameters[name].kind is Parameter.KEYWORD_ONLY and name not in options]
+    return f"expected {' and '.join(lacking)} by name, got nothing; add {'them' if len(lacking) > 1 else 'it'}" if lacking else ""
 
 
 _PLAIN = (str, int, float, bool, type(None))

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from moesim.api.arguments import checked, written
 from moesim.api.result import Result
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.core.units import as_share
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
@@ -30,6 +30,7 @@ NAMES: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
 """Names by which traces were loaded here; one that was made of another has none."""
 
 
+@checked("load_trace", name_or_path="path")
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace.
 
@@ -79,7 +80,7 @@ def compare(
         As of `moesim.load_hardware`.
     trace : str, Path, mapping, Trace, or a list of them, optional
         Routing. Default: a recording of the model, else routing with its statistics, else assumed routing at three LRU lifts;
-        a line says which.
+        the log says which.
     hit_rate : str, optional
         An LRU hit rate that an engine counted, with the slots of each layer, such as ``"61%@16"``: it fixes the lift of
         assumed routing.
@@ -157,7 +158,7 @@ def comparison(
     _override(raw, overrides, place)
     if "trace" not in raw:
         for line in choose_traces(raw, place, hit_rate=hit_rate, imports=imports):
-            say(line)
+            note(line)
     return raw
 
 
@@ -182,7 +183,7 @@ def served_question(
     _override(raw, overrides, place)
     if "trace" not in raw:
         for line in choose_traces(raw, place, ends=False):
-            say(line)
+            note(line)
     return raw
 
 
@@ -229,7 +230,19 @@ def read_experiment(
     quick: bool,
     batches: bool = False,
 ) -> tuple[Config, str, dict[str, Trace]]:
-    """Read an experiment for a verb: configuration, name in messages, traces that are objects."""
+    """Read an experiment for a verb, with its routing: configuration, name in messages, traces that are objects."""
+    config, place, given = parsed(verb, experiment, overrides)
+    if batches:
+        refuse_served(config, place, verb)
+    if config.trace is None:
+        config = with_routing(config, place, ends=verb == "run")
+    return made_quick(config, place) if quick else config, place, given
+
+
+def parsed(
+    verb: str, experiment: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str]
+) -> tuple[Config, str, dict[str, Trace]]:
+    """Read an experiment as it is written."""
     given: dict[str, Trace] = {}
     if isinstance(experiment, Mapping):
         place = verb
@@ -245,11 +258,7 @@ def read_experiment(
             raw = config.model_dump(mode="json", exclude_unset=True)
             _override(raw, overrides, place)
             config = parse_config(raw, place)
-    if batches:
-        refuse_served(config, place, verb)
-    if config.trace is None:
-        config = with_routing(config, place, ends=verb == "run")
-    return made_quick(config, place) if quick else config, place, given
+    return config, place, given
 
 
 @checked("load", folder="path", trust="flag", inputs="path")

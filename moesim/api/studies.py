@@ -1,4 +1,4 @@
-"""Studies of experiments from Python: what-if, difference of two runs, regret, capacity."""
+"""Studies of experiments from Python: what-if, difference of two runs, regret, capacity, league; the report of a folder."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moesim.api.arguments import checked
+from moesim.api.arguments import checked, written
+from moesim.api.outputs import check_out
 from moesim.api.result import Answer
-from moesim.api.run import read_experiment, served_question
-from moesim.core.files import OutputFolder
+from moesim.api.run import parsed, read_experiment, served_question
+from moesim.core.files import OutputFolder, check_own_folder
+from moesim.core.own_code import reading_results
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import describe_run
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.sweep import quick as made_quick
+from moesim.hardware import HardwareProfile
+from moesim.model import ModelSpec, load_model
+
+if TYPE_CHECKING:
+    from moesim.studies.advice.question import Asked
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Study(Answer):
-    """The answer of `moesim.whatif`, `moesim.diff`, `moesim.regret` or `moesim.capacity`.
+    """The answer of `moesim.whatif`, `moesim.diff`, `moesim.regret`, `moesim.capacity` or `moesim.league`.
 
     Attributes
     ----------
-    found : list of Line, Diff, list of Regret, or list of Capacity
+    found : list of Line or Variation, Diff, list of Regret, list of Capacity, or League
         Everything that was found.
     failures : list of str
         One line for each run that failed.
@@ -49,15 +57,17 @@ class Study(Answer):
 
 
 @checked(
-    "whatif", experiment="experiment", vary="names", overrides="overrides", quick="flag", look="flag", jobs="count",
-    progress="flag",
+    "whatif", experiment="experiment", vary="names", context="count", overrides="overrides", quick="flag", look="flag",
+    jobs="count", progress="flag",
 )  # fmt: skip
 def whatif(
-    experiment: str | Path | Mapping[str, Any], vary: Sequence[str] = (), *,
+    experiment: str | Path | Mapping[str, Any] | None = None, vary: Sequence[str] = (), *,
+    model: str | Path | Mapping[str, Any] | ModelSpec | None = None,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, context: int | None = None,
     overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, look: bool = True, jobs: int | None = None,
     progress: bool = True,
 ) -> Study:  # fmt: skip
-    """Vary one thing of an experiment at a time.
+    """Vary one thing of an experiment at a time, or of a machine with llama.cpp's best setting.
 
     Parameters
     ----------
@@ -65,7 +75,11 @@ def whatif(
         As of `moesim.run`; the experiment has one setting.
     vary : sequence of str
         As ``moesim whatif --vary``, such as ``"link.bytes_per_s x0.5,x2"``. Default: half and twice the rates of link, CPU
-        and GPU. ``"drafts 3"``, alone, answers whether 1 to 3 drafts pay.
+        and GPU; of a machine: twice these, and other bits. ``"drafts 3"``, alone, answers whether 1 to 3 drafts pay.
+    model, hardware
+        As of `moesim.recommend`, instead of an experiment.
+    context : int, optional
+        With them: tokens of a request for which there must be room; default: 16384.
     look : bool
         Look where along each knob the limit changes.
 
@@ -79,6 +93,8 @@ def whatif(
     InputError
         If a knob or a value is unknown, or the machine's profile cannot express it.
     """
+    from moesim.studies.advice import vary as machines
+    from moesim.studies.advice.question import Asked
     from moesim.studies.whatif import show
     from moesim.studies.whatif.drafts import drafts, drafts_alone
     from moesim.studies.whatif.settings import parse_vary, single
@@ -87,10 +103,18 @@ def whatif(
 
     variations = [together for text in vary for together in parse_vary(text)]
     setting = drafts_alone(variations)
+    if experiment is None or model is not None or hardware is not None:
+        if experiment is not None or model is None or hardware is None:
+            raise ConfigError(
+                "whatif: expected an experiment, or model with hardware, got another; give one of them (moesim whatif --knobs "
+                "lists what can be varied)"
+            )
+        asked = Asked(written(model, "whatif: model"), written(hardware, "whatif: hardware"), context=context)
+        return _of_drafts(machines.drafts_of(asked, setting)) if setting is not None else _of_a_machine(asked, variations)
     config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick, batches=setting is None)
     base = single(config, place)
     if setting is not None:
-        return of_drafts(drafts(base, setting, jobs=jobs, progress=progress))
+        return _of_drafts(drafts(base, setting, jobs=jobs, progress=progress))
     lines = vary_experiment(base, variations or halved_and_doubled(base), look=look, jobs=jobs, progress=progress)
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     return Study(
@@ -99,7 +123,18 @@ def whatif(
     )  # fmt: skip
 
 
-def of_drafts(lines: Sequence[Any]) -> Study:
+def _of_a_machine(asked: Asked, variations: Sequence[Any]) -> Study:
+    from moesim.studies.advice.vary import USUAL, records, table, vary
+    from moesim.studies.whatif.settings import parse_vary
+
+    found = vary(asked, variations or [together for text in USUAL for together in parse_vary(text)])
+    return Study(
+        found, [], "whatif", records(found), partial(table, found),
+        lambda: {"whatif.csv": table(found, Format.CSV).encode()},
+    )  # fmt: skip
+
+
+def _of_drafts(lines: Sequence[Any]) -> Study:
     """Answer whether drafts pay."""
     from moesim.studies.whatif import drafts as study
 
@@ -249,3 +284,103 @@ def capacity(
         found, [f"{one.policy}: {one.error}" for one in found if one.error], "capacity", study.records(found, asked),
         partial(study.table, found, asked), partial(study.files_of, found, asked),
     )  # fmt: skip
+
+
+@checked(
+    "league", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag"
+)  # fmt: skip
+def league(
+    experiment: str | Path | Mapping[str, Any] | None = None, *,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None,
+    model: str | Path | Mapping[str, Any] | ModelSpec | None = None, overrides: Mapping[str, Any] | Sequence[str] = (),
+    quick: bool = False, out: str | Path | None = None, jobs: int | None = None, progress: bool = True,
+) -> Study:  # fmt: skip
+    """Find the fastest engine of every setting, and the rule that would be: by how much, and whether that is certain.
+
+    Parameters
+    ----------
+    experiment, overrides, quick, progress
+        As of `moesim.run`; default: the experiment ``league``. Points that differ in trace or seed are draws of a setting.
+    hardware, model
+        Others than the experiment's; a model's name stands for the bits that people use.
+    out : str or Path, optional
+        Folder to write; runs that it holds are not repeated. Default: nothing is written.
+    jobs : int, optional
+        Processes; default: one more than cores.
+
+    Returns
+    -------
+    Study
+        ``table`` (a row a setting and phase), ``text()`` and ``save(folder)``.
+
+    Raises
+    ------
+    InputError
+        If what was asked for is wrong, or no two systems meet.
+    """
+    from moesim.studies.advice.question import usual_bits
+    from moesim.studies.identify.observations import read_bits
+    from moesim.studies.league import league as meet
+    from moesim.studies.league import record
+    from moesim.studies.league_table import files_of, table
+
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_own_folder(folder, "league")
+    chosen = {} if hardware is None else {"hardware": written(hardware, "league: hardware")}
+    if isinstance(model, str):
+        bits = read_bits(usual_bits(load_model(model, "league: model")), "league: model")[0]
+        chosen["model"] = {"base": model, **bits}
+    elif model is not None:
+        chosen["model"] = written(model, "league: model")
+    config, place, given = parsed("league", "league" if experiment is None else experiment, overrides)
+    if given:
+        raise ConfigError("league: trace: expected a name or a path, got an object; write it to a file first")
+    if chosen:
+        chosen |= {} if experiment is not None else {"exclude": []}
+        config = parse_config(config.model_dump(mode="json", exclude_unset=True) | chosen, place)
+    found = meet(
+        made_quick(config, place) if quick else config, place, folder=None if folder is None else folder / "runs", jobs=jobs,
+        progress=progress, begin=None if folder is None else OutputFolder(folder, "league").mark,  # one that stops is known
+    )  # fmt: skip
+    rows = [record(one) for one in found.cells]
+    study = Study(found, [], "league", rows, partial(table, found), partial(files_of, found))
+    if folder is not None:
+        study.save(folder)
+    return study
+
+
+@checked("report", folder="path", out="path", trust="flag", progress="flag")
+def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = False, progress: bool = True) -> Path:
+    """Write a result folder as one HTML page: what was run, results, figures, notes and a timeline to zoom into.
+
+    Parameters
+    ----------
+    folder : str or Path
+        As of ``moesim run --out`` or `Result.save`.
+    out : str or Path, optional
+        ``FILE.html``; default: ``report.html`` in the folder. An earlier page is replaced.
+    trust : bool
+        As of `moesim.load`.
+    progress : bool
+        Show a bar while figures are drawn.
+
+    Returns
+    -------
+    Path
+        The page. It loads nothing from anywhere, and the same folder gives the same bytes.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder, it is not a result, or something else is at `out`.
+    """
+    from moesim.reporting import read_folder, report_page
+
+    result = read_folder(Path(folder))
+    page = Path(folder) / "report.html" if out is None else Path(out)
+    check_out(page, suffix=".html", overwrite=True)
+    with reading_results(trust=trust):
+        text = report_page(result, progress=progress)
+    OutputFolder(page.parent, "report", owned=False).put({page.name: text.encode()})
+    return page

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,20 +47,6 @@ def policy_list(text: str, place: str) -> Any:
 
     quoted = re.sub(r"(?:^|(?<=,))\s*[\w.:-]+\([^()]*\)", lambda found: json.dumps(found[0].strip()), text)
     return read_yaml_value(f"[{quoted}]", place)
-
-
-@contextmanager
-def reading_results(trust: bool) -> Iterator[None]:
-    """Read results of anybody; say which code was not imported."""
-    from moesim.core.own_code import reading
-    from moesim.core.text import say
-
-    with reading(trust=trust) as refused:
-        try:
-            yield
-        finally:
-            for name in sorted(refused):
-                say(f"moesim: not imported: {name}, of whose options no default is shown; --trust imports it")
 
 
 _SIMULATORS = ("simpy", "native")

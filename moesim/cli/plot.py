@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Inputs, Trust, reading_results
-from moesim.cli.outputs import check_out_folder, write_beside
+from moesim.api.outputs import check_out_folder
+from moesim.cli.options import Inputs, Trust
+from moesim.cli.outputs import write_beside
+from moesim.core.own_code import reading_results
 from moesim.core.table import Format, render
 from moesim.errors import ConfigError, unknown_name
 
@@ -81,7 +83,7 @@ def plot(
         split_names(policies), [_pair(text, "--where") for text in where], dict(_label(text) for text in label),
         "paper" if medium == "paper" else "screen", inches,
     )  # fmt: skip
-    with reading_results(trust):
+    with reading_results(trust=trust):
         files = draw(request, partial(outcome_of, trust=trust, inputs=inputs))
     write_beside(out, files, "plot")
 

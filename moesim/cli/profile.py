@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from moesim.api.outputs import all_or_none, check_out, check_out_folder, note_written
 from moesim.cli.options import Overwrite, Printed, name_or_mapping
-from moesim.cli.outputs import all_or_none, check_out, check_out_folder, note_written
 from moesim.core.files import write_bytes
 from moesim.core.gate import TABLE, pasted, read_bytes, why_not
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS

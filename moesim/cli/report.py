@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Trust, reading_results
-from moesim.cli.outputs import check_out, write_beside
+from moesim.cli.options import Trust
+from moesim.core.text import say
 
 
 def report(
@@ -22,11 +22,6 @@ def report(
 
     Example: moesim report results/quickstart --out quickstart.html
     """
-    from moesim.report import read_folder, report_page
+    from moesim.api.studies import report as write_page
 
-    result = read_folder(folder)
-    page = out or folder / "report.html"
-    check_out(page, suffix=".html", overwrite=True)
-    with reading_results(trust):
-        text = report_page(result, progress=True)
-    write_beside(page.parent, {page.name: text.encode()}, "report")
+    say(f"wrote {write_page(folder, out=out, trust=trust)}")

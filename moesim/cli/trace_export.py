@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from moesim.api.outputs import all_or_none, check_out, note_written
 from moesim.cli.options import Overwrite, name_or_mapping
-from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import BYTES, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError

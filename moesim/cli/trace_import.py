@@ -9,19 +9,18 @@ from typing import Annotated
 
 import typer
 
+from moesim.api.outputs import check_out
 from moesim.cli.options import Overwrite, name_or_mapping
-from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.files import scratch_beside
 from moesim.core.limits import COUNT, EXPERTS, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
-from moesim.experiment.routing import served
 from moesim.model import load_model
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.trace.calibrating import Additions, extend, with_popularity
-from moesim.trace.formats.contract import AXES, Options
+from moesim.trace.formats.contract import AXES
 from moesim.trace.formats.counts import read_counts
-from moesim.trace.formats.importing import LABELS, import_trace, model_file, write_model_file
+from moesim.trace.formats.importing import LABELS, model_file
 
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
 Uniform = StrEnum("Uniform", ["uniform"])
@@ -54,14 +53,6 @@ def additions(
         _refuse([("--seed", seed)], "no seed next to --hold-back ends, got one; leave it out, nothing is drawn")
     held_back = (hold_back or HoldBack.requests).value
     return Additions(share, seed or 0, held_back, weights is not None, scores is not None)
-
-
-def describe(trace: Trace) -> str:
-    """Describe what a trace holds and what was added to it."""
-    size = f"{trace.n_rows} token{'s' * (trace.n_rows != 1)} of {trace.n_requests} request{'s' * (trace.n_requests != 1)}"
-    tables = [f"tables {', '.join(sorted(trace.tables))}"] if trace.tables else []
-    signals = [f"signals {', '.join(sorted(trace.signals))}"] if trace.signals else []
-    return "; ".join([size, *trace.remarks, *tables, *signals])
 
 
 def _refuse(given: Sequence[tuple[str, object]], expected: str) -> None:
@@ -137,29 +128,17 @@ def trace_import(
         check_out(model_file(out), overwrite=overwrite)  # it may be written, too
     asked = None if model is None else name_or_mapping(model, "--model")
     spec = load_model(asked, "--model") if isinstance(asked, dict) else None  # a name may be of no model that is known
-    options = Options(
-        model=model if spec is None else spec.name, spec=spec, n_experts=n_experts, n_layers=n_layers,
+    from moesim.api.traces import import_  # what knows every policy takes a while to import
+
+    found = import_(
+        sources, out, format=form, model=model if spec is None else spec, label=label, n_experts=n_experts, n_layers=n_layers,
         top_k=top_k, first_layer=first_layer, phase=None if phase is None else phase.value,
-        n_prompt=None if n_prompt is None else _numbers(n_prompt), columns=_columns(column or []),
-        incomplete=incomplete.value, axes=None if axes is None else _axes(axes),
+        n_prompt=None if n_prompt is None else _numbers(n_prompt), axes=None if axes is None else _axes(axes),
+        columns=_columns(column or []), incomplete=incomplete.value, calibrate=wanted.share, hold_back=wanted.held_back,
+        seed=wanted.seed, weights=wanted.weights, scores=wanted.scores, overwrite=overwrite,
     )  # fmt: skip
-    with all_or_none(out, model_file(out)):
-        imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
-        written = write_model_file(imported)
-        if written is not None:
-            note_written([written], "trace import")
-    trace = imported.trace
-    shape = f"{trace.n_layers} layer{'s' * (trace.n_layers != 1)} x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
-    say(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}")
-    say(f"absent: {', '.join(trace.header['absent'])}")
-    for note in imported.notes:
-        say(note)
-    for line in served(trace, str(out)):
+    for line in found.text().splitlines():
         say(line)
-    if written is not None:
-        say(f"wrote {written}, for `model: {written}` of an experiment")
-    elif "expert_bytes_by_layer" in trace.header:
-        say("the bytes of experts are in the header only: give --model a built-in name or a config.json")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -230,4 +209,6 @@ def trace_calibrate(
         if counts is None or wanted.any:
             made = extend(made, wanted, trace, folder)
         made.write(out)
+    from moesim.api.traces import describe
+
     say(f"wrote {out}: {describe(made)}")

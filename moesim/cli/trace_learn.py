@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.outputs import all_or_none, check_out, note_written
+from moesim.api.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import COUNT, REPEATS, TOKENS
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records

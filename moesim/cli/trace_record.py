@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.outputs import check_out
+from moesim.api.outputs import check_out
 from moesim.core.limits import COUNT, LAYERS, TOKENS
 from moesim.core.text import say, shown
 from moesim.errors import ConfigError

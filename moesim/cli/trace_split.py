@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from moesim.api.outputs import check_out
 from moesim.cli.options import Overwrite
-from moesim.cli.outputs import check_out
 from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.trace import SUFFIX, Trace, find_trace

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moesim.api.outputs import all_or_none, check_out, note_written
 from moesim.cli.options import Overwrite
-from moesim.cli.outputs import all_or_none, check_out, note_written
 from moesim.core.files import scratch_beside
 from moesim.core.limits import COUNT, REPEATS, TOKENS
 from moesim.core.progress import Progress

@@ -14,7 +14,6 @@ from moesim.cli.outputs import print_answer
 from moesim.core.files import check_own_folder
 from moesim.core.limits import TOKENS
 from moesim.core.table import Format
-from moesim.errors import ConfigError
 
 
 def whatif(
@@ -48,34 +47,17 @@ def whatif(
 
         sys.stdout.write(knob_table(form))
         return 0
-    if model is not None or hardware is not None:
-        if file is not None or model is None or hardware is None:
-            raise ConfigError("whatif: expected --model with --hardware, or an experiment file, got another; give one of them")
-        return _of_a_machine(model, hardware, context, vary, form)
-    if file is None:
-        raise ConfigError("whatif: expected an experiment file, got none; name one, give --model and --hardware, or see --knobs")
     if out is not None:
         check_own_folder(out, "whatif")
     from moesim.api.studies import whatif as vary_experiment
 
-    costed = [] if engine is None else [f"engine={json.dumps(engine)}"]
-    return print_answer(
-        vary_experiment(file, vary, overrides=[*overrides, *costed], quick=small, look=look, jobs=jobs), form, out, "whatif"
+    spec, machine = (
+        None if text is None else name_or_mapping(text, f"whatif: --{key}")
+        for key, text in (("model", model), ("hardware", hardware))
     )
-
-
-def _of_a_machine(model: str, hardware: str, context: int | None, vary: list[str], form: Format) -> int:
-    """Print llama.cpp's best setting on a machine, and on the machine with each change."""
-    from moesim.api.studies import of_drafts
-    from moesim.studies.advice.question import Asked
-    from moesim.studies.advice.vary import USUAL, drafts_of, table
-    from moesim.studies.advice.vary import vary as each_of
-    from moesim.studies.whatif.drafts import drafts_alone
-    from moesim.studies.whatif.settings import parse_vary
-
-    names = name_or_mapping(model, "whatif: --model"), name_or_mapping(hardware, "whatif: --hardware")
-    variations = [together for text in vary or USUAL for together in parse_vary(text)]
-    if (setting := drafts_alone(variations)) is not None:
-        return print_answer(of_drafts(drafts_of(Asked(*names, context=context), setting)), form, None, "whatif")
-    sys.stdout.write(table(each_of(Asked(*names, context=context), variations), form))
-    return 0
+    costed = [] if engine is None else [f"engine={json.dumps(engine)}"]
+    found = vary_experiment(
+        file, vary, model=spec, hardware=machine, context=context, overrides=[*overrides, *costed], quick=small, look=look,
+        jobs=jobs,
+    )  # fmt: skip
+    return print_answer(found, form, out, "whatif")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from moesim.core.gate import RESULT, read_bytes
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.errors import ConfigError, InputError, WriteError
 
 try:
@@ -448,7 +448,7 @@ class OutputFolder:
             found.save()
         for line in found.damaged:
             if line not in self._reported:
-                say(f"moesim: {self.folder / FILE}: line {line} is damaged: the file that it names is taken for somebody else's")
+                note(f"moesim: {self.folder / FILE}: line {line} is damaged: the file that it names is taken for somebody else's")
         self._reported.update(found.damaged)
 
     def mark(self) -> None:
@@ -554,7 +554,7 @@ class OutputFolder:
             with suppress(FileNotFoundError):  # another process has done it
                 place.rename(aside)
                 then = f", {consequence}" if consequence else ""
-                say(f"moesim: {place}: changed since moesim wrote it{then}; kept as {aside.name}")
+                note(f"moesim: {place}: changed since moesim wrote it{then}; kept as {aside.name}")
 
     def grow(self, name: str) -> Path:
         with self.alone():

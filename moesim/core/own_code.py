@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
+from moesim.core.text import note
 from moesim.errors import ConfigError, culprit, describe_exception, unknown_name
 
 NOT_TRUSTED = "whose code is not imported to read a result; add --trust (in Python trust=True) if you trust it"
@@ -25,6 +26,17 @@ def reading(*, trust: bool) -> Iterator[set[str]]:
         yield refused
     finally:
         _REFUSED.reset(token)
+
+
+@contextmanager
+def reading_results(*, trust: bool) -> Iterator[None]:
+    """Read results of anybody; say which code was not imported."""
+    with reading(trust=trust) as refused:
+        try:
+            yield
+        finally:
+            for name in sorted(refused):
+                note(f"moesim: not imported: {name}, of whose options no default is shown; --trust imports it")
 
 
 def check_target(target: str, place: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from typing import Any, Final
@@ -39,6 +40,16 @@ def shown_lines(text: str) -> str:
 def say(line: str) -> None:
     """Print a line on stderr."""
     print(shown(line), file=sys.stderr)
+
+
+LOG: Final = logging.getLogger("moesim")
+"""What functions report besides their results. Silent unless the program that calls them, as the commands do, adds a handler."""
+LOG.addHandler(logging.NullHandler())
+
+
+def note(line: str) -> None:
+    """Log a line for the user of a function; commands print it on stderr."""
+    LOG.warning("%s", shown(line))
 
 
 def cell(value: Any) -> Any:

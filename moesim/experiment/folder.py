@@ -23,7 +23,7 @@ from moesim.core.files import Manifest, OutputFolder, State, check_own_folder, r
 from moesim.core.own_code import NOT_TRUSTED, reading
 from moesim.core.processes import paused, usable_cores
 from moesim.core.progress import Progress
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, mistyped, unknown_name
 from moesim.experiment.config import Config, parse_config
@@ -332,7 +332,7 @@ class Output:
         figures, left_out = draw(self._plots, results.outcomes, by_policy, workers, folder=self.folder, progress=progress)
         if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
             for line in left_out:
-                say(f"moesim: {line}")
+                note(f"moesim: {line}")
         if not left_out:  # else they are drawn again, and say so again
             resolved[FIGURES] = {"key": key, "files": sorted(figures)}
         return {f"plots/{name}": content for name, content in figures.items()}

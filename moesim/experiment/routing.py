@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.progress import Progress
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.errors import ConfigError, TraceError, unknown_name
 from moesim.experiment.config import Config, WorkloadConfig, listed, parse_config, served_by
 from moesim.experiment.sweep import each_model, entries_of, expand
@@ -379,7 +379,7 @@ def with_routing(config: Config, place: str, *, imports: bool = True, ends: bool
     """Choose the routing of an experiment without a trace, and report which; without `ends` at the middle lift alone."""
     raw = config.model_dump(mode="json", exclude_unset=True)
     for line in choose_traces(raw, place, imports=imports, ends=ends):
-        say(line)
+        note(line)
     return parse_config(raw, place)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.core.units import format_s, format_size
 from moesim.engine import chosen
 from moesim.errors import InputError, MoesimError, WorkloadError
@@ -136,7 +136,7 @@ def run_experiment(
         pool = crew.needed(lambda: worth_processes(took(), len(missing), usable_cores())) if missing and not live else None
         if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
-            say(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
+            note(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
         shown = _Shown(bar or stack.enter_context(Progress(n_steps, enabled=progress)), len(missing))
         if pool is None:
             new = _here(experiment, missing, kept, shown, execution, examine)
@@ -181,7 +181,7 @@ def _found(experiment: Experiment, keys: Sequence[str], kept: Mapping[int, Kept]
     ]
     if outdated:
         n, was = len(outdated), "was" if len(outdated) == 1 else "were"
-        say(f"{n} run{'s' * (n > 1)} of {store.folder} {was} computed with other code or inputs, and will be computed again")
+        note(f"{n} run{'s' * (n > 1)} of {store.folder} {was} computed with other code or inputs, and will be computed again")
     return found
 
 

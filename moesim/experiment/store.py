@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from moesim.core.files import OutputFolder, named_so, read_verified, self_named
 from moesim.core.gate import RESULT, read_bytes
 from moesim.core.record_table import Coded, Lists, RecordTable
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.errors import ConfigError, InputError
 from moesim.metrics.columns import columns_of
 from moesim.metrics.naming import COLUMNS
@@ -319,7 +319,7 @@ class Store:
             return data
         if self._read_only:
             then = "so that it counts as not there; the folder stays as it is"
-            say(f"moesim: {place}: changed since moesim wrote it, {then}")
+            note(f"moesim: {place}: changed since moesim wrote it, {then}")
         else:
             self._out.set_aside(name, _AGAIN)
         return None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from moesim.core.files import OutputFolder
 from moesim.core.processes import apart, context, paused
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.errors import ConfigError, InputError, SimulationError, TraceError, describe_exception
 from moesim.experiment.routing import GIVEN
 from moesim.experiment.runner import Examine, Kept, run_one
@@ -199,10 +199,10 @@ class Cluster:
 
     def _tell(self, threads: dict[str, int]) -> None:
         if not threads and self._n_workers:
-            say(f"moesim: {self._address}: no workers; waiting for some")
+            note(f"moesim: {self._address}: no workers; waiting for some")
         if not self._told and any(n > 1 for n in threads.values()):
             self._told = True
-            say(f"moesim: {self._address}: workers have several threads, whose runs take turns; start them with "
+            note(f"moesim: {self._address}: workers have several threads, whose runs take turns; start them with "
                   "--nworkers auto --nthreads 1")  # fmt: skip
 
     def _lost(self) -> SimulationError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from matplotlib.text import Text
 
 import moesim
 from moesim.api.arguments import written
+from moesim.cli.main import main
 from moesim.core.colours import SERIES
 from moesim.core.files import FILE
 from moesim.errors import ConfigError, InputError
@@ -354,3 +356,65 @@ def test_a_notebook_shows_what_models_machines_and_traces_are() -> None:
     assert "<tr><th>experts</th><td>128</td></tr>" in moesim.load_model("qwen3-30b-a3b")._repr_html_()
     named = replace(moesim.load_model("qwen3-30b-a3b"), source="<a & b>")._repr_html_()
     assert "&lt;a &amp; b&gt;" in named
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "said"),
+    [
+        (moesim.run, {"experiment": "x.yaml", "trace": "t"}, "run(): unknown argument 'trace'; pass overrides={'trace': ...}"),
+        (moesim.run, {"experiment": "x.yaml", "batch": 4}, "run(): unknown argument 'batch'; pass overrides={'workload': {'"),
+        (moesim.compare, {"policies": "lru", "batch_size": 4}, "compare(): unknown argument 'batch_size'; did you mean 'batch'?"),
+        (moesim.diff, {"run_a": "a", "trusts": True}, "diff(): unknown argument 'trusts'; did you mean 'trust'? known: "),
+        (moesim.capacity, {"policies": "lru"}, "capacity(): expected model and hardware by name, got nothing; add them"),
+        (moesim.league, {"file": "x.yaml"}, "league(): unknown argument 'file'"),
+        (moesim.report, {}, "report(): missing a required argument: 'folder'"),
+        (moesim.whatif, {"model": "mixtral-8x7b"}, "whatif: expected an experiment, or model with hardware"),
+    ],
+)  # fmt: skip
+def test_a_call_with_a_wrong_argument_names_it_and_what_is_meant(call: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        call(**given)
+    assert str(found.value).startswith(said)
+
+
+def test_a_report_is_that_of_the_command(tmp_path: Path) -> None:
+    moesim.run({"policies": ["lru"], "model": SMALL["model"], "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+                "cache": {"ratio": 0.25}, "workload": {"prompt_tokens": 2, "decode_tokens": 2}},
+               out=tmp_path / "ran", jobs=1, progress=False)  # fmt: skip
+    page = moesim.report(tmp_path / "ran", out=tmp_path / "page.html", progress=False)
+    assert main(["report", str(tmp_path / "ran")]) == 0
+    assert page.read_bytes() == (tmp_path / "ran" / "report.html").read_bytes()
+
+
+def test_a_trace_is_imported_and_described_as_by_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{request},{token},{layer},{token % 4}" for request in range(2) for token in range(6) for layer in range(2)]
+    (tmp_path / "log.csv").write_text("\n".join(["request,token,layer,expert", *rows]) + "\n")
+    given: dict[str, Any] = {"n_experts": 4, "phase": "decode", "label": "measured"}
+    found = moesim.trace.import_(tmp_path / "log.csv", tmp_path / "a.safetensors", **given)
+    options = ["--n-experts", "4", "--phase", "decode", "--label", "measured"]
+    assert main(["trace", "import", str(tmp_path / "log.csv"), *options, "--out", str(tmp_path / "b.safetensors")]) == 0
+    assert re.sub(r"\bb(?=\.safe|-calibrated)", "a", capsys.readouterr().err) == found.text()
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match=r"import_: out: .*got a file; pass overwrite=True or choose another name"):
+        moesim.trace.import_([tmp_path / "log.csv"], found.path, **given)
+    with pytest.raises(ConfigError, match="import_: unknown hold_back 'tokens'"):
+        moesim.trace.import_(tmp_path / "log.csv", tmp_path / "c.safetensors", hold_back="tokens", **given)
+    described = moesim.stats(found.path, progress=False)
+    assert main(["trace", "stats", str(found.path), "-q"]) == 0
+    assert capsys.readouterr().out == described.text()
+    assert len(described.table) and moesim.stats(moesim.load_trace(found.path), progress=False).text() == described.text()
+
+
+def test_remarks_are_logged_for_whoever_listens_and_printed_by_nobody_else() -> None:
+    code = """if True:
+        import logging, sys, moesim
+        def ask():
+            moesim.compare("lru", cache=0.25, prompt=2, decode=2, jobs=1, progress=False)
+        ask()
+        print("listening", file=sys.stderr)
+        logging.basicConfig(format="%(name)s %(levelname)s")
+        ask()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    silent, _, heard = done.stderr.partition("listening\n")
+    assert silent == "" and set(heard.splitlines()) == {"moesim WARNING"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from moesim.api.outputs import check_out, check_out_folder
 from moesim.cli.main import main
-from moesim.cli.outputs import check_out, check_out_folder
 from moesim.core import files
 from moesim.errors import ConfigError, InputError
 from moesim.testing.traces import synthetic_trace

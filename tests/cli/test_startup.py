@@ -11,7 +11,7 @@ import pytest
 HEAVY = (
     "numpy", "pandas", "scipy", "pyarrow", "matplotlib", "yaml", "simpy", "jinja2", "rich",
     "moesim.engine", "moesim.experiment", "moesim.hardware", "moesim.live", "moesim.metrics", "moesim.plots", "moesim.policies",
-    "moesim.report", "moesim.studies", "moesim.trace",
+    "moesim.reporting", "moesim.studies", "moesim.trace",
 )  # fmt: skip
 POLICIES = {"numpy", "yaml", "moesim.policies", "moesim.trace"}
 
@@ -49,7 +49,7 @@ def test_a_command_imports_no_more_than_it_needs(argv: str, needed: set[str]) ->
 
 @pytest.mark.parametrize("module", ["moesim.experiment.workers", "moesim.cli.runs"])
 def test_a_sweep_begins_without_what_draws(module: str) -> None:
-    assert not imported(f"import {module}") & {"scipy", "matplotlib", "jinja2", "moesim.plots", "moesim.report", "moesim.live"}
+    assert not imported(f"import {module}") & {"scipy", "matplotlib", "jinja2", "moesim.plots", "moesim.reporting", "moesim.live"}
 
 
 @pytest.mark.long

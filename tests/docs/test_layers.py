@@ -44,7 +44,7 @@ LEVELS: list[dict[str, str]] = [
         "profiler": "live.profiler live.profiler.*",
         "studies": "studies studies.*",
     },
-    {"recorder": "recorder recorder.*", "advice": "studies.advice studies.advice.*", "report": "report report.*"},
+    {"recorder": "recorder recorder.*", "advice": "studies.advice studies.advice.*", "report": "reporting reporting.*"},
     {"measured engines": "studies.validation.engines"},  # predicted with the routing that advice chooses
     {"api": "api api.*"},
     {"explore": "explore explore.*"},
@@ -73,7 +73,7 @@ ONLY = {  # who may import what
         "trace.catalogue",
     ],
     "distributed": ["experiment.workers"],
-    "jinja2": ["report.*"],
+    "jinja2": ["reporting.*"],
     "nicegui": ["explore.page", "explore.server"],
     "starlette": ["explore.server"],
     "pickle": [],

@@ -15,8 +15,8 @@ from moesim.errors import ConfigError
 from moesim.experiment.report import describe_run, result_table
 from moesim.experiment.run import run_experiment
 from moesim.experiment.store import Store, read_records, read_summary, records_bytes
-from moesim.report.tables import result_table as result_lines
-from moesim.report.tables import settings_of
+from moesim.reporting.tables import result_table as result_lines
+from moesim.reporting.tables import settings_of
 from tests.engine.engine_kit import assert_same
 from tests.experiment.experiment_kit import resolve, small, write_yaml
 

@@ -19,7 +19,7 @@ from moesim.metrics.fidelity import fresh_cell, fresh_percent, is_exact
 from moesim.plots.captions import meaning
 from moesim.plots.result_rows import inexact, star
 from moesim.plots.studies import _percent
-from moesim.report.tables import _fresh
+from moesim.reporting.tables import _fresh
 from moesim.studies.diff import _value
 from moesim.studies.regret import Step, _saved
 

@@ -19,9 +19,9 @@ import pytest
 from moesim.cli.main import main
 from moesim.core.table import Format, render_records
 from moesim.plots.catalogue import KINDS
-from moesim.report import read_folder, report_page
-from moesim.report.figures import MAX_PLAIN
-from moesim.report.timeline import FIELDS, page_timeline
+from moesim.reporting import read_folder, report_page
+from moesim.reporting.figures import MAX_PLAIN
+from moesim.reporting.timeline import FIELDS, page_timeline
 from tests.experiment.experiment_kit import write_yaml
 from tests.report.report_kit import POLICIES, SHA, events_of, failed, png, resolved, row, rows_of, write_folder
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moesim.report import read_folder, report_page
+from moesim.reporting import read_folder, report_page
 from tests.browsers import browser as browser  # the fixture
 from tests.report.report_kit import POLICIES, events_of, failed, rows_of, write_folder
 from tests.waiting import HANG_S, wait_until

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import moesim
-from moesim.cli.league import league, table
+from moesim.cli.league import league
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config, parse_config
@@ -34,6 +34,7 @@ from moesim.studies.league import (
     systems_of,
 )
 from moesim.studies.league import league as meet
+from moesim.studies.league_table import table
 from tests.experiment.experiment_kit import small, write_yaml
 
 MACHINE = "RTX 3060 + Ryzen 7 5700X + 64GB DDR4-3200"

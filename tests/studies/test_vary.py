@@ -45,5 +45,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
     assert main(["whatif", "--model", "qwen3-30b-a3b"]) == 2
     assert main([*line, "--vary", "fan 2"]) == 2
     said = capsys.readouterr().err
-    assert said.count("expected --model with --hardware, or an experiment file") == 2
+    assert said.count("expected an experiment, or model with hardware") == 2
     assert "unknown knob 'fan'" in said and "threads" in said

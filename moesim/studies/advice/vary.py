@@ -20,9 +20,9 @@ from moesim.studies.whatif import drafts
 from moesim.studies.whatif.knobs import change
 from moesim.studies.whatif.settings import Base, Setting, single
 
-AS_IS: Final = "as it is"
 USUAL: Final = ("link.bytes_per_s x2", "cpu.memory_bandwidth x2", "gpu.memory_bandwidth x2", "bits Q8_0,Q2_K")
 """Changes of a machine where none is named."""
+AS_IS: Final = "as it is"
 _HEAD: Final = ("what if", "options", "tokens/s", "change", "prompt tokens/s", "change ")
 
 

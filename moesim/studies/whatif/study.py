@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from moesim.core.text import say
+from moesim.core.text import note
 from moesim.errors import ConfigError, InputError, MoesimError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment, read_inputs
@@ -414,7 +414,7 @@ def halved_and_doubled(base: Base) -> list[tuple[Setting, ...]]:
         try:
             change(base, both[0])
         except InputError as error:
-            say(f"moesim: left out: {error}")
+            note(f"moesim: left out: {error}")
         else:
             variations += both
     return variations

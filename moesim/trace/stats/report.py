@@ -144,7 +144,8 @@ def _locality_rows(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, 
     ranked = found["reuse_by_rank"]
     if ranked is not None:
         values = ranked["value"]
-        shown = range(1, len(values) + 1) if full else dict.fromkeys((1, 2, len(values) // 2, len(values)))
+        ranks = range(1, len(values) + 1)
+        shown = ranks if full else [rank for rank in dict.fromkeys((1, 2, len(values) // 2, len(values))) if rank in ranks]
         for rank in shown:
             yield f"reuse of the expert of rank {rank}", values[rank - 1], ranked["uniform"], UNIFORM, ranked["basis"]
     load = found["workload_correlation"]

@@ -16,7 +16,7 @@ import pandas as pd
 from moesim.core.files import Manifest, listing, read_verified
 from moesim.core.progress import Progress
 from moesim.errors import ConfigError
-from moesim.report.folder import ResultFolder
+from moesim.reporting.folder import ResultFolder
 
 MAX_PLAIN: Final = 1_000_000
 """Bytes of a CSV that is offered as it is; more is compressed, since browsers refuse to save data URIs of more than 2 MB."""

@@ -15,10 +15,10 @@ from moesim.core.table import Format, render_records
 from moesim.experiment.report import Row, is_lossy, repeated
 from moesim.hardware.types import LABELS
 from moesim.metrics.naming import LIVE
-from moesim.report.figures import csv_uri, data_uri, page_figures
-from moesim.report.folder import TIMELINE, ResultFolder
-from moesim.report.tables import notes_of, result_table, settings_of
-from moesim.report.timeline import Timeline, page_timeline
+from moesim.reporting.figures import csv_uri, data_uri, page_figures
+from moesim.reporting.folder import TIMELINE, ResultFolder
+from moesim.reporting.tables import notes_of, result_table, settings_of
+from moesim.reporting.timeline import Timeline, page_timeline
 
 _HERE: Final = Path(__file__).parent
 _SCRIPTS: Final = ("table.js", "timeline_draw.js", "timeline.js")
