@@ -93,6 +93,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
     "unknown policy 'least-recent'; nearest: static; `moesim list policies` has all"
     """
     names = sorted(known)
+    if not isinstance(name, str):  # of a policy, whose action has a wrong type
+        raise TypeError(f"expected a name, got {name!r}")
     close = _close(name, names)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     if command or len(names) > _LISTED:

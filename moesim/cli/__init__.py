@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from moesim.cli.main import app
-from moesim.core.text import LOG
+from moesim.core.text import LOG, say
 
 __all__ = ["app"]
 
@@ -15,7 +14,7 @@ class _OnStderr(logging.Handler):
     """Print what functions log, as a command prints its own remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
+        say(record.getMessage())
 
 
 LOG.addHandler(_OnStderr())

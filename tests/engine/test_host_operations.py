@@ -110,5 +110,5 @@ def test_an_engine_on_another_has_its_costs_and_its_own():
 
 
 def test_every_operation_is_known_to_some_engine():
-    known = {name for one in ("llama.cpp", "mosl") for name in load_hardware("rtx5070-ryzen9600x", engine=one).host_us}
+    known = {name for one in ("llama.cpp", "mosl", "vllm") for name in load_hardware("rtx5070-ryzen9600x", engine=one).host_us}
     assert known == OPERATIONS.keys()

@@ -67,6 +67,7 @@ CHANGES: dict[str, Changes] = {
 # The test file that shows what it does: policy or part, and options.
 ELSEWHERE: dict[str, dict[str, str]] = {
     "test_adapmoe": {"adapmoe": "source"},
+    "../serving/test_memory_moves": {"vllm-expert-cache": "moves_memory"},
     "test_composed": {"lfu": "ties"},
     "test_daop": dict.fromkeys(("daop-code", "daop-paper"), "reset swap_chunk swap_if") | {"frequency-global": "phase"},
     "test_exllamav3": {"exllamav3": "stream_rule stream_decode stream_decode_cpu"},

@@ -350,7 +350,7 @@ def test_forms(tmp_path: Path, cli: typer.Typer, form: str):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "expected an experiment file, got none"),
+        ([], "expected an experiment, or model with hardware"),
         (["small.yaml", "--vary", "nothing x2"], "unknown knob 'nothing'"),
         (["small.yaml", "--set", "cache.ratio=[0.25,0.5]"], "--set cache.ratio=0.25"),
         (["absent.yaml"], "expected an experiment file"),

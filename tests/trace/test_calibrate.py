@@ -342,7 +342,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
         ([*importing, "--hold-back", "ends"], "--hold-back ends: expected --calibrate next to it"),
         ([*calibrating, "--seed", "1", "--weights", "uniform"], "--seed 1: expected --share next to it"),
         ([*calibrating, "--share", "0.5", "--hold-back", "ends", "--seed", "0"], "expected no seed next to --hold-back ends"),
-        ([*calibrating, "--share", "half"], "Invalid value for '--share'"),
+        ([*calibrating, "--share", "half"], "--share: expected a number, got 'half'"),
         ([*calibrating, "--share", "2"], "bare.safetensors: expected a share to hold back, above 0 and below 1, got 2"),
         ([*calibrating, "--weights", "even"], "'even' is not one of 'uniform'"),
         (calibrating, "bare.safetensors: expected something to add, got nothing"),
