@@ -344,7 +344,7 @@ def _about(experiment: Experiment) -> dict[str, Any]:
 
 # Nothing that depends on a machine, or that no replay has.
 _NOT_MEASURED = (
-    "run", "decision_ns", "extrapolate", "engine_profile", "repeat", "warm_up", "arrivals", "closed", *SERVED
+    "run", "decision_ns", "extrapolate", "engine_profile", "repeat", "warm_up", "arrivals", "closed", "kv", *SERVED
 )  # fmt: skip
 
 
