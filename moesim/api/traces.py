@@ -88,7 +88,7 @@ def import_(
     label : {"measured", "synthetic"}, optional
         Where neither the format nor the file says what the routing is.
     n_experts, n_layers, top_k, first_layer : int, optional
-        What the source does not say; layers before `first_layer` are dense and left out.
+        Sizes that the source lacks; layers before `first_layer` are dense and left out.
     phase : {"decode", "prefill", "both"}, optional
         Of all rows, where the source does not say.
     n_prompt : int or sequence of int, optional
@@ -98,7 +98,7 @@ def import_(
     columns : mapping, optional
         Our name of a column or array -> its name in the source.
     incomplete : {"tokens", "layers"}
-        What is left out where first tokens of a request lack a layer.
+        Leave out tokens, or layers, where the first tokens of a request lack a layer.
     calibrate : float, optional
         Part of the requests to count calibration tables from; they are left out of the trace.
     hold_back : {"requests", "ends"}
@@ -181,7 +181,7 @@ class Statistics(Answer):
         return [row._asdict() for row in summary(self.found, full=True)]
 
     def _text(self, form: Format) -> str:
-        from moesim.trace.stats.table import table
+        from moesim.trace.stats.report import table
 
         return table(self.found, form)
 

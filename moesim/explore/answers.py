@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -12,6 +11,7 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.explore.question import LLAMA_CPP, PLACE, Question, Run, llama_of, run_of, setting_of
+from moesim.explore.worker import Asking
 from moesim.metrics.naming import notes_of
 from moesim.metrics.outcome import Outcome
 from moesim.studies.advice.engines import describe
@@ -29,25 +29,6 @@ _MOST: Final = 24
 """Traces that are kept."""
 _MEMORY: Final = {"accelerator": "GPU memory", "host": "RAM"}
 NOTHING: Final = Speed(1.0, 1.0, 1.0)
-
-
-class Overtaken(BaseException):
-    """A newer question was asked; not an `Exception`, which would count as a failure of the policy."""
-
-
-class Asking:
-    """Whether an answer is still wanted."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-
-    def cancel(self) -> None:
-        self._over.set()
-
-    def check(self, *_: object) -> None:
-        """Raise `Overtaken` if it is not; called at each step of a run."""
-        if self._over.is_set():
-            raise Overtaken
 
 
 @dataclass(frozen=True)

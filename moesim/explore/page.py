@@ -16,7 +16,7 @@ from nicegui import ui
 from moesim.core.units import digits
 from moesim.errors import MoesimError
 from moesim.explore import answers, drawing
-from moesim.explore.answers import Answer, Asking
+from moesim.explore.answers import Answer
 from moesim.explore.question import (
     ANSWERS,
     CONTEXTS,
@@ -29,7 +29,7 @@ from moesim.explore.question import (
     yaml_of,
 )
 from moesim.explore.results import FIGURES, Opened
-from moesim.explore.worker import Line
+from moesim.explore.worker import Asking, Line
 from moesim.hardware import hardware_names
 from moesim.hardware.engines import MACHINE, OWN, engine_profiles
 from moesim.hardware.parts import Cpu, Gpu, parts_of
@@ -82,7 +82,7 @@ class Page:
         self._first.cancel()
         self._more.cancel()
 
-    # What is asked
+    # The question
 
     def _make_controls(self) -> None:
         asked = self.question
@@ -149,7 +149,7 @@ class Page:
             self.question = asked
             await self.refresh()
 
-    # What is answered
+    # The answer
 
     def _make_answer(self) -> None:
         self.shown = _html().props('aria-live="polite"')

@@ -36,7 +36,7 @@ ANSWERS: Final = (8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Question:
-    """What is chosen on the page."""
+    """Choices made on the page."""
 
     model: str = "qwen3-30b-a3b"
     bits: str = "Q4_K_M"

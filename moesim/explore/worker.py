@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from moesim.explore.answers import Asking, Overtaken
-
 T = TypeVar("T")
 _THREAD = ThreadPoolExecutor(1, "moesim explore")  # the simulator is one thread's work, whoever asks
 _END: Any = object()
+
+
+class Overtaken(BaseException):
+    """A newer question was asked; not an `Exception`, which would count as a failure of the policy."""
+
+
+class Asking:
+    """Whether an answer is still wanted."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def cancel(self) -> None:
+        self._over.set()
+
+    def check(self, *_: object) -> None:
+        """Raise `Overtaken` if it is not; called at each step of a run."""
+        if self._over.is_set():
+            raise Overtaken
 
 
 class Line:

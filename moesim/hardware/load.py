@@ -213,9 +213,9 @@ def _named(text: str, by_path: bool, place: str) -> Path:
         for path in sorted(Path(folder).glob("*.yaml")):
             known.setdefault(path.stem, path)
     if text not in known:
-        beside = next((f"{text}{end}" for end in (".yaml", ".yml") if Path(f"{text}{end}").is_file()), None)
-        if beside is not None:
-            raise HardwareError(f"{place}: unknown hardware profile '{text}'; for the file write '{beside}'")
+        file = next((f"{text}{end}" for end in (".yaml", ".yml") if Path(f"{text}{end}").is_file()), None)
+        if file is not None:
+            raise HardwareError(f"{place}: unknown hardware profile '{text}'; for the file write '{file}'")
         parts = 'or name parts: "GPU + CPU + RAM" (`moesim list parts`)'
         raise HardwareError(f"{place}: {unknown_name('hardware profile', text, known, 'moesim list hardware')}, {parts}")
     return known[text]

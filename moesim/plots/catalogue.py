@@ -10,14 +10,14 @@ from typing import Any, Final
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots import bars, distributions, heatmap, lines, serving, stacks, studies, trace_maps, validation
+from moesim.plots import bars, best_setting, distributions, heatmap, lines, serving, stacks, studies, trace_maps, validation
 from moesim.plots.gantt import gantt
 from moesim.plots.result_rows import RUNS_OF, cache_column, failing, group_name, prepared, settings_in, split
 from moesim.plots.style import Kind
 
 _KINDS: Final[Sequence[Kind[...]]] = (
     bars.decode_speed, bars.prefill_speed, bars.speedup, lines.speedup_lines, lines.throughput, lines.speed_by_context,
-    lines.hit_rate, stacks.breakdown, bars.ladder, heatmap.heatmap, heatmap.best_setting, bars.energy, lines.vram,
+    lines.hit_rate, stacks.breakdown, bars.ladder, heatmap.heatmap, best_setting.best_setting, bars.energy, lines.vram,
     studies.tornado, studies.regret, studies.crossover, validation.validation, validation.printed,
     serving.latency_by_load, serving.goodput, serving.request_gantt, serving.slots_over_time, serving.capacity,
     lines.hit_rate_by_token, distributions.latency_cdf, distributions.balance_cdf, stacks.time_by_layer, gantt,
@@ -145,7 +145,7 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],
     "hit_rate": lambda frame, options: ["cache_ratio", cache_column(frame)],
     "vram": lambda frame, options: [cache_column(frame)],
-    "best_setting": lambda frame, options: [name for name in settings_in(frame) if name not in ("hardware", "trace")],
+    "best_setting": lambda frame, options: [name for name in settings_in(frame) if name not in best_setting.APART],
     "heatmap": lambda frame, options: [str(name) for name in (options.get("x"), options.get("y")) if name in frame],
 }
 """Columns that a kind shows next to the policy; no other may vary in one figure."""

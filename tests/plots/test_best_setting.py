@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from moesim.errors import ConfigError
+from moesim.plots.best_setting import best_setting
 from moesim.plots.catalogue import figures_of
-from moesim.plots.heatmap import best_setting
 from tests.plots.plots_kit import rows
 
 SPEEDS = {(1, 8): (10.0, 9.0), (2, 8): (10.0, 9.95), (1, 64): (5.0, 7.0)}  # batch, prompt: of a and b; (2, 64) failed
