@@ -50,7 +50,6 @@ def best_setting(
     for name in (x, y):
         if name not in known:
             raise ConfigError(f"plot best_setting: {unknown_name('setting', name, known)}")
-    for name in (x, y):
         if rows[name].isna().any():
             raise ConfigError(
                 f"plot best_setting: expected {name} of every run, got runs without; name settings that vary with --x and --y"
@@ -78,36 +77,19 @@ def best_setting(
         axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, facecolor=colour, edgecolor=WHITE, linewidth=0.8))
         ratio = one[metric] / second.get((one[y], one[x]), math.nan)
         ratio = 1 / ratio if least else ratio
-        gain = "" if math.isnan(ratio) else f"\n×{ratio:.2f}"
+        on, gain = text_on(colour), "" if math.isnan(ratio) else f"\n×{ratio:.2f}"
         if ratio < _TIE:
-            axes.add_patch(
-                Rectangle(
-                    (column - 0.5, line - 0.5), 1, 1, fill=False, hatch="////", linewidth=0, edgecolor=text_on(colour), alpha=0.3
-                )
-            )
+            hatch: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0, "edgecolor": on, "alpha": 0.3}
+            axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, **hatch))
         text = f"{short(one[metric] / scale)}{star(one['fresh'])}{gain}"
-        axes.text(
-            column,
-            line,
-            text,
-            ha="center",
-            va="center",
-            fontsize=SMALL,
-            color=text_on(colour),
-            bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
-        )
+        box = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
+        axes.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=on, bbox=box)
     axes.set_xticks(range(len(columns)), [group_name(value, x) for value in columns])
     axes.set_yticks(range(len(lines)), [group_name(value, y) for value in lines])
-    legend_above(
-        figure,
-        [swatch(colours[name], f"{name} ({counts[name]})") for name in counts.index],
-        "The best by " + label.replace("\n", " "),
-    )
-    add_corner(
-        figure,
-        corner_label(rows),
-        ["below: the best over the second; hatched: less than 2 % better", "white: no run succeeded", meaning(inexact(rows))],
-    )
+    legend = [swatch(colours[name], f"{name} ({counts[name]})") for name in counts.index]
+    legend_above(figure, legend, "The best by " + label.replace("\n", " "))
+    below = ["below: the best over the second; hatched: less than 2 % better", "white: no run succeeded", meaning(inexact(rows))]
+    add_corner(figure, corner_label(rows), below)
     what = (
         f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below "
         "it how much better than the second "

@@ -10,9 +10,10 @@ import pytest
 import moesim
 from moesim.cli.main import main
 from moesim.errors import CapacityError
-from moesim.explore.answers import Asking, Overtaken, curve, side_by_side, speed, upgrades
+from moesim.explore.answers import curve, side_by_side, speed, upgrades
 from moesim.explore.question import LLAMA_CPP, Question, command_of, place_of, run_of
 from moesim.explore.results import Opened
+from moesim.explore.worker import Asking, Overtaken
 
 BRIEF = Question(prompt=32, answer=8, context=4096)
 
