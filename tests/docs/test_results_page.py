@@ -17,7 +17,7 @@ import pytest
 from experiments.research.tables.identify_papers import published, read_results
 from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
 from tests.docs.claims_kit import CANNOT, NOT_REPRODUCED, REPRODUCED, SETUP, SIMULATED, read_claims
-from tests.docs.results_kit import KINDS, Summary, orders, summaries
+from tests.docs.results_kit import KINDS, Summary, summaries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FRAME = read_results(DOCS / "background" / "results.csv")
@@ -168,31 +168,6 @@ def test_what_misses_dali_s_aim_is_counted():
     of_table_4 = beyond["figure"] == "exact"
     assert f"{of_table_4.sum()} of the {times.sum()} times in DALI's Table 4" in PAGE, AGAIN
     assert sorted(beyond["figure"][~of_table_4]) == ["fig12", "table9"]  # named on the page
-
-
-def test_figures_with_few_pairs_in_order_are_those_of_the_table():
-    (_, rows), *_ = [one for one in tables(PAGE) if one[0][0] == "orders"]
-    expected = [
-        [f"{NAMES[paper]} {figure}", "{} of {}".format(*derived)]
-        for (paper, figure), (derived, _) in orders(FRAME).items()
-        if 4 * derived[0] < 3 * derived[1]
-    ]
-    assert rows == expected, AGAIN
-
-
-def test_what_is_not_reproduced_is_as_the_table_says():
-    """Printed and simulated numbers of a line belong to one row."""
-    (heads, rows), *_ = tables(section("Not reproduced"))
-    assert heads == ["claim", "printed", "simulated", "why"]
-    known = {(short(row), number(row["simulated"])) for _, row in FRAME.iterrows()}
-    for claim, *rest, why in rows:
-        assert tuple(rest) in known and why, f"{claim}: {AGAIN}"
-
-
-def short(row: pd.Series) -> str:
-    """Write a printed number with its unit; a place among systems as one."""
-    printed = number(row["published"])
-    return f"place {printed}" if row["kind"] == "place" else printed if row["unit"] == "share" else f"{printed} {row['unit']}"
 
 
 def test_all_claims_are_counted():
