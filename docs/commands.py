@@ -29,7 +29,7 @@ def commands() -> dict[str, str]:
 
 def listed() -> str:
     """Return a table of all commands, each with the first sentence of its page."""
-    lines = ["| command | |", "|---|---|"]
+    lines = ["| command | does |", "|---|---|"]
     for name, page in commands().items():
         lines.append(f"| [`{name}`](cli/{name}.md) | {page.split(chr(10) * 2)[1].partition('. ')[0].rstrip('.')} |")
     return "\n".join(lines)
