@@ -47,7 +47,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Rewrite links for the site."""
+    """Rewrite links for the site; a page that a hook has made has none."""
+    if page.file.abs_src_path is None:
+        return markdown
     here = Path(page.file.abs_src_path).resolve().relative_to(ROOT).as_posix()
 
     def moved(match: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FROM = {
     "Hardware": "moesim.hardware:HardwareProfile",  # made by load_hardware, from_parts or from_numbers

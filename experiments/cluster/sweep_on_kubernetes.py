@@ -8,7 +8,7 @@ from dask_kubernetes.operator import KubeCluster, make_cluster_spec
 if __name__ == "__main__":
     spec = make_cluster_spec(
         name="moesim",
-        image="registry.example.org/moesim:0.1.0",
+        image="registry.example.org/moesim:0.2.0",
         n_workers=20,
         worker_command=["dask", "worker", "--nthreads", "1"],  # one process a pod
         resources={kind: {"cpu": "1", "memory": "2Gi"} for kind in ("requests", "limits")},

@@ -56,16 +56,6 @@ def summaries(frame: pd.DataFrame) -> list[Summary]:
     return found
 
 
-def orders(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]]:
-    """Count the pairs of systems that are in the printed order, and all, figure by figure."""
-    found = {}
-    for (paper, figure), rows in frame.groupby(["paper", "figure"], sort=False):
-        both = _orders(rows, "simulated"), _orders(rows, "identified")
-        if both[0][1]:
-            found[str(paper), str(figure)] = both
-    return found
-
-
 def _factors(ratios: pd.Series) -> list[float]:
     return [max(ratio, 1 / ratio) for ratio in map(float, ratios)]
 

@@ -1,4 +1,4 @@
-"""The page on public measurements shows numbers of its tables: sums, the aims, every large error, every known choice."""
+"""The page on public measurements shows numbers of its tables: the aims, every large error, the choices that matter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from experiments.research.tables.public_choices import NOW, TOGETHER, WITHOUT, read_choices
-from experiments.research.tables.public_identified import identified_groups
 from moesim.core.table import Format, render
-from moesim.studies.validation.public import checks_file, groups, read_checks, read_sweeps, run_public, shipped_table, sweeps_file
+from moesim.studies.validation.public import checks_file, read_checks, read_sweeps, run_public, shipped_table, sweeps_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "background"
 PAGE = (FOLDER / "validation-public.md").read_text(encoding="utf-8")
@@ -19,15 +18,6 @@ FIGURES, SWEEPS, IDENTIFIED, CHOICES = (
     pd.read_csv(FOLDER / f"{name}.csv") for name in ("public", "public_sweeps", "public_identified", "public_choices")
 )
 DECODE = SWEEPS[(SWEEPS["status"] == "predicted") & (SWEEPS["ubatch"] == 0)]
-KINDS = {
-    "llama.cpp, experts on the CPU of one socket": "1a 1b 5b 6 7a 7b 9 20",
-    "KTransformers, one socket": "12 15a",
-    "Fiddler": "8a-L 8a-R",
-    "llama.cpp, all on the GPU": "5a 13a 13b 13c 13d 13e 13f 21",
-    "KTransformers, two sockets or prefill": "15b 15c 15d",
-    "Mixtral-Offloading": "8b-L 8b-R",
-    "Transformers, eager, all on the GPU": "19",
-}
 REASONS = {
     "5a": "an older path stops three times a layer (1.04 with it); which path ran is not recorded",
     "8b-L": "copies of 28.5 ms; with the 70 ms of Fiddler's code 0.88",
@@ -39,23 +29,14 @@ REASONS = {
     "15d": "operations of two sockets count as 1.5 of one's; twice gave 0.92",
     "19": "operators counted in Mixtral's code; 16 instead of 9 us each would meet it",
 }
-MACHINES = [
-    "a100-epyc7j13", "gtx1060-i5-7600k", "rtx3070ti-6core", "ryzen-ai-max-395", "rtx2070s-i5-12400f", "srv1-6gb",
-    "epyc9355-rtx3090", "epyc9654-48threads", "rtx5070ti-ryzen9800x3d", "rx6700xt-ryzen5800x", "rx9070xt-8core", "m4-max",
-    "rtx2060m-i7-10750h", "rtxa1000-i9-9900t",
-]  # fmt: skip
-GROUPS = [
-    "machines with a measured memory rate", "of these, well described", "of these, all experts on the GPU", "of these, mixed",
-    "of these, all on the CPU", "machines without",
-]  # fmt: skip
-PROMPTED = [
-    "rtx5070ti-ryzen9800x3d", "ryzen-ai-max-395", "rx6700xt-ryzen5800x", "gtx1060-i5-7600k", "rtxa1000-i9-9900t",
-    "rtx2070s-i5-12400f", "rtx2060m-i7-10750h", "rx9070xt-8core",
-]  # fmt: skip
-AFTER = [
-    "machines with a measured memory rate", "of these, inside the sweep", "the same, by a straight line through its ends",
-    "of these, other models, weights and settings", "machines without",
-]  # fmt: skip
+MACHINES = {
+    "a100-epyc7j13": "latent attention takes twice the assumed time; Qwen2-57B lacks 15.5 ms a token, mostly unexplained",
+    "gtx1060-i5-7600k": "its own rows contradict each other; whole layers on the CPU are unexplained",
+    "rx6700xt-ryzen5800x": "operations under Vulkan are known within 0.88 to 10 us only",
+    "rx9070xt-8core": "graphs are perhaps not replayed under HIP; the processor is not named",
+    "m4-max": "the indexer of DeepSeek-V4's attention is not counted",
+    "rtx2060m-i7-10750h": "its memory modules are not stated; nearly half of each token's time is missing",
+}
 
 
 def signed(value: float) -> str:
@@ -68,19 +49,6 @@ def size(value: float) -> str:
 
 def done() -> pd.DataFrame:
     return FIGURES[FIGURES["status"] == "predicted"].set_index("check")
-
-
-def figures_table() -> str:
-    frame = done()
-    cells = []
-    for name, rows in {"all": " ".join(frame.index), **KINDS}.items():
-        errors = frame.loc[rows.split(), "error"]
-        worst = errors.abs().idxmax()
-        listed = "" if name == "all" else rows.replace(" ", ", ")
-        cells.append([name, listed, str(len(errors)), size(errors.abs().median()), f"{signed(errors[worst])} ({worst})"])
-    return render(
-        ["figures", "checks", "n", "median error, %", "worst, %"], cells, Format.MD, right=["n", "median error, %", "worst, %"]
-    )
 
 
 def worst_table() -> str:
@@ -96,14 +64,17 @@ def worst_table() -> str:
     return render(heads, cells, Format.MD, right=heads[2:5])
 
 
-def sums(frame: pd.DataFrame, names: list[str]) -> str:
-    known = frame.set_index("group")
-    heads = ["rows", "n", "median error, %", "90 % within, %", "worst, %"]
-    cells = [
-        [name, str(row["rows"]), size(row["median"]), size(row["p90"]), signed(row["worst"])]
-        for name, row in known.loc[names].iterrows()
-    ]
-    return render(heads, cells, Format.MD, right=heads[1:])
+def machines_table() -> str:
+    """Write every machine with a decode speed more than 30 % off."""
+    cells = []
+    for machine, rows in DECODE.groupby("machine"):
+        errors = rows["error"]
+        worst = errors[errors.abs().idxmax()]
+        if abs(worst) > 0.3:
+            cells.append([str(machine), str(len(errors)), size(errors.abs().median()), signed(worst), MACHINES[str(machine)]])
+    assert [one[0] for one in cells] == sorted(MACHINES)
+    heads = ["machine", "n", "median error, %", "worst, %", "probable reason"]
+    return render(heads, cells, Format.MD, right=heads[1:4])
 
 
 def expect_table() -> str:
@@ -123,7 +94,7 @@ def expect_table() -> str:
         ("decode, measured memory rate", measured, "8; 25", bare(measured)),
         ("decode, from data sheets", other, "15; 45", bare(other)),
         ("after two speeds, measured rate", after, "5; 18", ""),
-        ("of these, other models and settings", after[after["part"] != "inside"], "10; 28", ""),
+        ("of these, other models and configurations", after[after["part"] != "inside"], "10; 28", ""),
         ("of these, inside the sweep", inside, "", f"{pair(inside['straight'].astype(float))} (straight line)"),
         ("prompts", prompts, "20; 50", ""),
     ]
@@ -133,8 +104,9 @@ def expect_table() -> str:
 
 
 def choices_table() -> str:
-    """Write the choices made with the errors known, below the result as it is."""
-    shown = CHOICES[CHOICES["known"] | (CHOICES["choice"] == NOW)]
+    """Write the choices made with errors known that move the median by 1.5 points, below the result as it is."""
+    far = (CHOICES["median"] - CHOICES["median"][0]).abs() > 0.015
+    shown = CHOICES[CHOICES["known"] & far | (CHOICES["choice"] == NOW)]
     cells = [
         [
             row["choice"] if pd.isna(row["other"]) else f"{row['choice']}: {row['value']}",
@@ -147,29 +119,12 @@ def choices_table() -> str:
     return render(heads, cells, Format.MD, right=heads[2:])
 
 
-TABLES = {
-    "expect": expect_table(),
-    "figures": figures_table(),
-    "worst": worst_table(),
-    "sweeps": sums(groups(SWEEPS), [*GROUPS, *MACHINES]),
-    "prompts": sums(groups(SWEEPS), ["prompts", *(f"prompts, {name}" for name in PROMPTED)]),
-    "identified": sums(identified_groups(IDENTIFIED), [*AFTER, "gtx1060-i5-7600k"]),
-    "choices": choices_table(),
-}
+TABLES = {"expect": expect_table(), "machines": machines_table(), "worst": worst_table(), "choices": choices_table()}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_tables_of_the_page_are_those_of_the_files(name: str):
     assert TABLES[name] in PAGE
-
-
-def test_every_figure_is_of_one_kind():
-    assert sorted(" ".join(KINDS.values()).split()) == sorted(done().index)
-
-
-def test_every_large_error_of_a_machine_is_in_the_table_of_sums():
-    swept = DECODE
-    assert set(swept.loc[swept["error"].abs() > 0.2, "machine"]) <= set(MACHINES)
 
 
 def test_the_first_lines_count_as_the_files_do():
@@ -181,7 +136,7 @@ def test_the_first_lines_count_as_the_files_do():
     assert f"Without the GTX 1060, {size(rest.median())} and {size(rest.quantile(0.9))} %" in head
     assert f"**{len(frame)} single figures**: median absolute error {100 * frame['error'].abs().median():.0f} %" in head
     assert f"worst {100 * worst:+.0f} %; {near} are within a factor of 1.3" in head
-    assert f"**{len(swept)} settings of {swept['machine'].nunique()} machines**" in head
+    assert f"**{len(swept)} configurations of {swept['machine'].nunique()} machines**" in head
     assert f"{100 * frame['error'].mean():.0f} % too fast on average" in head
     told = CHOICES[CHOICES["choice"] == TOGETHER].iloc[0]
     assert f"the median is {size(told['median'])} % instead of {size(CHOICES.iloc[0]['median'])} %" in head
@@ -208,6 +163,7 @@ def test_the_files_are_what_the_simulator_says_now():
 def test_nominal_shares_lie_in_the_intervals_of_what_is_inside():
     found = pd.read_csv(FOLDER / "public_coverage.csv")
     for one in found.itertuples():
-        cells = (one.intervals, one.rows, one.machines, f"{100 * one.level:.0f}", f"{100 * one.inside:.0f}")
-        assert f"| {' | '.join(map(str, cells))} | {100 * one.low:.0f} to {100 * one.high:.0f} | {one.width:.2f} |" in PAGE
+        cells = (one.intervals, one.rows, one.machines, f"{100 * one.inside:.0f}")
+        line = f"| {' | '.join(map(str, cells))} | {100 * one.low:.0f} to {100 * one.high:.0f} | {one.width:.2f} |"
+        assert (line in PAGE) == (one.level == 0.9)
         assert one.low <= one.level <= one.high, "too narrow or too wide"

@@ -78,7 +78,7 @@ def test_the_example_of_the_page_is_valid():
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
-def test_the_site_gets_every_command_with_its_options():
+def test_the_site_gets_a_page_a_command_with_its_options_and_their_list():
     spec = importlib.util.spec_from_file_location("docs_commands", DOCS / "commands.py")
     assert spec is not None and spec.loader is not None
     hook = importlib.util.module_from_spec(spec)
@@ -87,10 +87,12 @@ def test_the_site_gets_every_command_with_its_options():
     assert hook.MARK not in text
     names = [one.name or one.callback.__name__.replace("_", "-") for one in _app.registered_commands if one.callback]
     names += [str(group.name) for group in _app.registered_groups]
-    assert len(names) > 15
-    for name in [*names, "trace record"]:
-        assert f"`moesim {name}`\n" in text, name
-    assert "`--set KEY=VALUE`" in text
+    assert sorted(hook.commands()) == sorted(names) and len(names) > 15
+    for name in names:
+        assert re.search(rf"^\| \[`{name}`\]\(cli/{name}\.md\) \| \w.+ \|$", text, re.M), name
+        assert hook.commands()[name].startswith(f"# `moesim {name}`\n")
+    assert "## `moesim trace record`\n" in hook.commands()["trace"].replace("###", "##")
+    assert "`--set KEY=VALUE`" in hook.commands()["run"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules

@@ -17,7 +17,7 @@ import pytest
 from experiments.research.tables.identify_papers import published, read_results
 from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
 from tests.docs.claims_kit import CANNOT, NOT_REPRODUCED, REPRODUCED, SETUP, SIMULATED, read_claims
-from tests.docs.results_kit import KINDS, Summary, orders, summaries
+from tests.docs.results_kit import KINDS, Summary, summaries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FRAME = read_results(DOCS / "background" / "results.csv")
@@ -92,58 +92,25 @@ def test_the_summary_is_that_of_the_table():
     assert {row[0]: row[1:] for row in rows} == {NAMES[one.paper]: summary_cells(one) for one in all_summaries().values()}, AGAIN
 
 
-def sections(paper: str) -> list[list[str]]:
-    return [row for heads, rows in tables(section(NAMES[paper])) if heads[0] == "number" for row in rows]
+def misses() -> list[tuple[str, list[str]]]:
+    """Give the lines of the table of largest misses, each with its paper."""
+    (heads, rows), *_ = tables(section("Largest misses"))
+    assert heads == ["paper", "number", "printed", "derived; identified", "factors", "consistent"]
+    papers = {name: paper for paper, name in NAMES.items()}
+    return [(papers[row[0]], row[2:]) for row in rows]
 
 
-@pytest.mark.parametrize("paper", NAMES)
-def test_every_line_of_a_section_is_a_row_of_the_table(paper: str):
-    known = {cells(row) for _, row in FRAME[FRAME["paper"] == paper].iterrows()}
-    for _, *rest in sections(paper):
-        close = [one for one in known if one[0] == rest[0]]
-        assert tuple(rest) in known, f"{AGAIN}: {close}"
-
-
-def readings() -> pd.DataFrame:
-    return FRAME[(FRAME["paper"] == "prescope") & (FRAME["figure"] == "throughput") & (FRAME["over"] == "HybriMoE")]
-
-
-def test_every_reading_of_a_baseline_is_on_the_page():
-    """Four readings a model, each as derived; identified, with what all tables tell where that misses."""
-    (heads, rows), *_ = [one for one in tables(section("PreScope")) if one[0][0] == "over HybriMoE"]
-    every = {str(name): mine for name, mine in readings().groupby("setting", sort=False)}
-    assert heads[2:] == [str(name) for name in readings()["reading"].unique()]
-    assert len(rows) == len(every) == 4
-    for (_, printed, *told), mine in zip(rows, every.values(), strict=True):
-        assert printed == f"{number(mine['published'].iloc[0])} %"
-        expected = [
-            f"{number(row['simulated'])}; {number(row['identified'])}" + (" \N{DAGGER}" if row["consistent"] == "no" else "")
-            for _, row in mine.iterrows()
-        ]
-        assert told == expected, AGAIN
-
-
-def test_gains_over_systems_without_a_printed_number_are_those_of_their_runs():
-    runs = pd.read_csv(DOCS / "background" / "prescope-baselines.csv").set_index(["model", "gib", "policy"])["tokens_per_s"]
-    (heads, rows), *_ = [one for one in tables(section("PreScope")) if one[0][0] == "over, not printed"]
-    models = {str(name).partition("-")[0]: name for name in runs.index.unique("model")}
-    for row, other in zip(rows, ("klotski", "fate-in-prescope"), strict=True):
-        for head, cell in zip(heads[1:], row[1:], strict=True):
-            model = models[head.lower()]
-            gains = [100 * (runs[model, gib, "prescope"] / runs[model, gib, other] - 1) for gib in (30, 16)]
-            assert cell == "; ".join(number(gain) for gain in gains) + " %", AGAIN
-
-
-def test_no_inconsistent_row_is_left_out():
-    shown = {tuple(row[1:]) for paper in NAMES for row in sections(paper)}
-    for index, row in FRAME[FRAME["consistent"] == "no"].iterrows():
-        assert cells(row) in shown or index in readings().index, published(row).what
+def test_every_miss_is_a_row_of_the_table():
+    known = {(str(row["paper"]), cells(row)) for _, row in FRAME.iterrows()}
+    for paper, rest in misses():
+        close = [one for of, one in known if of == paper and one[0] == rest[0]]
+        assert (paper, tuple(rest)) in known, f"{AGAIN}: {close}"
 
 
 @pytest.mark.parametrize("paper", FRAME["paper"].unique())
 def test_the_worst_rows_of_a_paper_are_shown(paper: str):
     one = all_summaries()[paper]
-    shown = [line[3].split("; ") for line in sections(NAMES[one.paper].lower().replace("-", ""))]
+    shown = [rest[2].split("; ") for of, rest in misses() if of == paper]
     for place, pair in ((0, one.derived), (1, one.identified)):
         if pair is not None:
             assert f"{pair[1]:.2f}" in {factors[place] for factors in shown if len(factors) > place}, AGAIN
@@ -203,31 +170,6 @@ def test_what_misses_dali_s_aim_is_counted():
     assert sorted(beyond["figure"][~of_table_4]) == ["fig12", "table9"]  # named on the page
 
 
-def test_orders_are_those_of_the_table():
-    (_, rows), *_ = [one for one in tables(PAGE) if one[0][0] == "orders"]
-    expected = [
-        [NAMES[paper], figure, "{} of {}".format(*derived), "{} of {}".format(*told) if told[1] else "-"]
-        for (paper, figure), (derived, told) in orders(FRAME).items()
-        if derived[0] < derived[1] or told[0] < told[1]
-    ]
-    assert [row[:4] for row in rows] == expected, AGAIN
-
-
-def test_what_is_not_reproduced_is_as_the_table_says():
-    """Printed and simulated numbers of a line belong to one row."""
-    (heads, rows), *_ = tables(section("Not reproduced"))
-    assert heads == ["claim", "printed", "simulated", "runs"]
-    known = {(short(row), number(row["simulated"]), str(row["n_runs"])) for _, row in FRAME.iterrows()}
-    for claim, *rest in rows:
-        assert tuple(rest) in known, f"{claim}: {AGAIN}"
-
-
-def short(row: pd.Series) -> str:
-    """Write a printed number with its unit; a place among systems as one."""
-    printed = number(row["published"])
-    return f"place {printed}" if row["kind"] == "place" else printed if row["unit"] == "share" else f"{printed} {row['unit']}"
-
-
 def test_all_claims_are_counted():
     counts = Counter((claim.paper, claim.status) for claim in read_claims())
     (_, rows), *_ = tables(section("Every printed number"))
@@ -276,8 +218,8 @@ def known_numbers(paper: str) -> set[str]:
 
 @pytest.mark.parametrize("paper", NAMES)
 def test_decimals_in_the_prose_are_numbers_of_the_tables(paper: str):
-    prose = "\n".join(line for line in section(NAMES[paper]).splitlines() if not line.startswith("|"))
-    prose = re.sub(r"`[^`]*`|\([^)]*\.md[^)]*\)|[Ss]ection \d\.\d|[\d.]+ bits", "", prose)
+    (prose,) = re.findall(rf"^\* \*\*{NAMES[paper]}\.\*\*(.*?)(?=^\* |^#)", section("Largest misses") + "\n#", re.M | re.S)
+    prose = re.sub(r"`[^`]*`|\([^)]*\.md[^)]*\)|[\d.]+ bits", "", prose)
     for text in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", prose):
         assert text in known_numbers(paper), f"{text}: {AGAIN}"
 
@@ -286,7 +228,7 @@ def test_a_number_that_is_not_in_the_table_fails():
     """What the tests above look for differs from what they find as soon as a digit does."""
     changed = FRAME.copy()
     changed["identified"] *= 1.1
-    shown = {tuple(row[1:]) for row in sections("dali")}
+    shown = {tuple(rest) for paper, rest in misses() if paper == "dali"}
     assert not shown <= {cells(row) for _, row in changed[changed["paper"] == "dali"].iterrows()}
 
 

@@ -1,7 +1,8 @@
-"""The table of public configs in docs/background/models.md, read again from the files where they are."""
+"""The table of public configs in docs/background/models.csv, read again from the files where they are."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,8 @@ from moesim.model import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT.parent / "shared" / "files" / "models"
-ROWS = {
-    cells[0]: cells
-    for line in (ROOT / "docs/background/models.md").read_text(encoding="utf-8").splitlines()
-    if (cells := [cell.strip() for cell in line.strip("|").split("|")])[-1] and len(cells) == 8
-    if cells[0] not in ("file", "---")
-}
+TABLE = ROOT / "docs" / "background" / "models.csv"
+ROWS = {cells[0]: cells for cells in list(csv.reader(TABLE.read_text(encoding="utf-8").splitlines()))[1:]}
 
 
 def test_totals_are_within_two_per_cent_or_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,10 @@ from moesim.core.table import Format
 from moesim.trace import Trace
 
 PAGE = serving.PAGE.read_text(encoding="utf-8")
+ROWS = {
+    part: list(csv.reader(serving.all_of(part).read_text(encoding="utf-8").splitlines()))
+    for part in ("streams", "unions", "drafts", "peers")
+}
 
 
 def lines_of(path: Path, numbers: tuple[int, ...], into: Path) -> Path:
@@ -21,13 +26,13 @@ def lines_of(path: Path, numbers: tuple[int, ...], into: Path) -> Path:
     return into
 
 
-def test_two_rows_are_those_of_the_page(tmp_path: Path):
+def test_two_rows_are_those_of_the_table(tmp_path: Path):
     one, four = streams(lines_of(serving.STREAMS, (10, 12), tmp_path / "two.csv"))
     assert one.fitted == pytest.approx(one.measured) and abs(four.error) < 0.2
     for found, line in ((one, 10), (four, 12)):
-        written = serving.streams_table([found], Format.MD).splitlines()[-1].split("|")
-        (printed,) = [text.split("|") for text in PAGE.splitlines() if text.startswith(f"| {line} | {found.machine} ")]
-        assert written[2:9] == printed[2:9]  # all but the fit, which has other rows of the machine
+        (written,) = list(csv.reader(serving.streams_table([found], Format.CSV).splitlines()))[1:]
+        (printed,) = [row for row in ROWS["streams"] if row[:2] == [str(line), found.machine]]
+        assert written[1:8] == printed[1:8]  # all but the fit, which has other rows of the machine
 
 
 def step(streams: int, measured: float, predicted: float, machine: str = "m") -> Step:
@@ -76,10 +81,18 @@ def test_drafts_pay_if_they_are_accepted(tmp_path: Path):
     assert said.startswith("gain or loss right in 1 of 2 rows; in 1 at")
 
 
-def test_the_tables_of_the_page_have_every_row_of_their_files():
+def test_the_tables_have_every_row_of_their_files():
     for path, name in ((serving.STREAMS, "streams"), (serving.DRAFTS, "drafts")):
-        part = PAGE.partition(f"<!-- {name} -->")[2].partition("<!-- end -->")[0]
         n_rows = len(path.read_text(encoding="utf-8").splitlines()) - 1
-        assert [line.split(" ")[1] for line in part.splitlines() if line[:3].startswith("| ") and line[2].isdigit()] == [
-            str(n) for n in range(2, n_rows + 2)
-        ]
+        assert [row[0] for row in ROWS[name][1:]] == [str(n) for n in range(2, n_rows + 2)]
+
+
+def test_the_rows_of_the_page_are_those_of_the_tables():
+    shown = {"streams": [], "unions": [row for row in ROWS["unions"][1:] if row[1] == "8"]}
+    shown |= {"drafts": [row for row in ROWS["drafts"] if row[-1] == "wrong"], "peers": [*ROWS["peers"][1:4], ROWS["peers"][-1]]}
+    for name, rows in shown.items():
+        part = PAGE.partition(f"<!-- {name} -->")[2].partition("<!-- end -->")[0]
+        lines = [line.strip("| ") for line in part.splitlines() if line.startswith("| ")]
+        assert lines[1:] == [" | ".join(row) for row in rows]
+    right = sum(row[-1] == "right" for row in ROWS["drafts"])
+    assert f"gain or loss right in {right} of {len(ROWS['drafts']) - 1} rows" in PAGE

@@ -1,6 +1,6 @@
 """Predict measured concurrency and drafts: step times by streams, experts that a window shares, and whether drafts pay.
 
-Each part is a table; ``--page`` writes it into docs/background/serving.md.
+Each part is a table; ``--page`` writes it next to docs/background/serving.md, and its sums and some rows into that page.
 
     python -m experiments.research.tables.serving streams   # step times, measured and predicted: a minute
     python -m experiments.research.tables.serving unions    # experts of windows and of batches: some seconds
@@ -197,8 +197,21 @@ def unions(trace: Trace, rows: Sequence[int] = WINDOWS) -> list[Union]:
     return found
 
 
-def unions_table(form: Format) -> str:
-    """Write recorded unions next to those of the routing that a model gets here."""
+def unions_found() -> list[list[str]]:
+    """Count recorded unions next to those of the routing that a model gets here, as cells of a table."""
+    cells = []
+    for name, written, together, apart in _EXPERTS:
+        made = read_made({"requests": 24, "prompt": 8, "decode": 128, **written}, name)
+        trace = synthesize(parameters_for(made), n_requests=made.requests, n_prompt=made.prompt, n_decode=made.decode)
+        for one in unions(trace):
+            recorded = [f"{of[one.rows]:.2f}" if one.rows in of else "" for of in (together, apart)]
+            own = [f"{one.neighbours:.2f}", f"{one.independent:.2f}"]
+            cells.append([name, str(one.rows), recorded[0], own[0], recorded[1], own[1], f"{one.even:.2f}"])
+    return cells
+
+
+def unions_table(cells: Sequence[Sequence[str]], form: Format) -> str:
+    """Write unions."""
     head = [
         "routing",
         "tokens",
@@ -208,14 +221,6 @@ def unions_table(form: Format) -> str:
         "independent, here",
         "even routing",
     ]
-    cells = []
-    for name, written, together, apart in _EXPERTS:
-        made = read_made({"requests": 24, "prompt": 8, "decode": 128, **written}, name)
-        trace = synthesize(parameters_for(made), n_requests=made.requests, n_prompt=made.prompt, n_decode=made.decode)
-        for one in unions(trace):
-            recorded = [f"{of[one.rows]:.2f}" if one.rows in of else "" for of in (together, apart)]
-            own = [f"{one.neighbours:.2f}", f"{one.independent:.2f}"]
-            cells.append([name, str(one.rows), recorded[0], own[0], recorded[1], own[1], f"{one.even:.2f}"])
     return render(head, cells, form, head[1:])
 
 
@@ -319,35 +324,53 @@ def drafts_summary(found: Sequence[Gain]) -> list[str]:
     ]
 
 
-_PARTS: Final[Mapping[str, Callable[[Format], str]]] = {
-    "streams": lambda form: _with(lambda found: [*streams_summary(found), first_tokens()], streams_table, streams(), form),
-    "unions": unions_table,
-    "drafts": lambda form: _with(drafts_summary, drafts_table, drafts(), form),
-    "peers": lambda form: _with(peers.summary, peers.table, peers.rows([peers.drawn(seed) for seed in peers.DRAWS]), form),
-}
+@dataclass(frozen=True)
+class _Part:
+    """A table: what is found, its sums, all its rows, and those that the page shows."""
+
+    find: Callable[[], Any]
+    summary: Callable[[Any], list[str]]
+    table: Callable[[Any, Format], str]
+    shown: Callable[[Any], Any]
 
 
-def _with(summary: Callable[[Any], list[str]], table: Callable[[Any, Format], str], found: Any, form: Format) -> str:
-    """Write a summary and a table."""
-    lines = [f"* {line}\n" if form is Format.MD else f"{line}\n" for line in summary(found)]
-    return "".join(lines) + "\n" + table(found, form)
+_PARTS: Final[Mapping[str, _Part]] = {
+    "streams": _Part(streams, lambda found: [*streams_summary(found), first_tokens()], streams_table, lambda found: []),
+    "unions": _Part(unions_found, lambda found: [], unions_table, lambda found: [one for one in found if one[1] == "8"]),
+    "drafts": _Part(drafts, drafts_summary, drafts_table, lambda found: [one for one in found if not one.right]),
+    "peers": _Part(
+        lambda: peers.rows([peers.drawn(seed) for seed in peers.DRAWS]), peers.summary, peers.table,
+        lambda found: {name: found[name] for name in (*peers.PUBLISHED, next(iter(peers.RUNS)), list(peers.RUNS)[-1])},
+    ),
+}  # fmt: skip
+
+
+def all_of(part: str) -> Path:
+    """Return where all rows of a part are."""
+    return PAGE.with_name(f"serving_{part}.csv")
 
 
 def _work(given: Namespace) -> None:
     part = _PARTS[given.part]
+    found = part.find()
     if not given.page:
-        sys.stdout.write(part(given.form))
+        sys.stdout.write("".join(f"{line}\n" for line in part.summary(found)) + "\n" + part.table(found, given.form))
         return
+    all_of(given.part).write_text(part.table(found, Format.CSV), encoding="utf-8")
+    lines = "".join(f"* {line}\n" for line in part.summary(found))
+    shown = [lines, *([part.table(some, Format.MD)] if (some := part.shown(found)) else [])]
     before, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {given.part} -->\n")
-    PAGE.write_text(f"{before}{begin}\n{part(Format.MD)}\n{rest[rest.index('<!-- end -->') :]}", encoding="utf-8")
-    say(f"wrote {PAGE}")
+    PAGE.write_text(
+        f"{before}{begin}\n{chr(10).join(filter(None, shown))}\n{rest[rest.index('<!-- end -->') :]}", encoding="utf-8"
+    )
+    say(f"wrote {PAGE} and {all_of(given.part)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table, or write it into the page."""
     options = command.parser("experiments.research.tables.serving", __doc__)
     options.add_argument("part", choices=list(_PARTS), help="which table")
-    options.add_argument("--page", action="store_true", help="write it into docs/background/serving.md")
+    options.add_argument("--page", action="store_true", help="write its CSV, and its sums into docs/background/serving.md")
     return command.run(_work, options, arguments)
 
 
