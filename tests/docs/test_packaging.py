@@ -96,7 +96,11 @@ def test_the_container_gets_what_a_wheel_is_made_of_and_nothing_else() -> None:
     assert lines[0] == "*"
     copied = {line.removeprefix("!") for line in lines[1:]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = {path.partition("/")[0] for one in project["tool"]["scikit-build"]["overrides"] for path in one.get("wheel", {}).get("packages", {}).values()}
+    wanted = {
+        path.partition("/")[0]
+        for one in project["tool"]["scikit-build"]["overrides"]
+        for path in one.get("wheel", {}).get("packages", {}).values()
+    }
     wanted |= {project["project"]["readme"], *project["project"]["license-files"], "moesim", "pyproject.toml", "constraints.txt"}
     assert copied == wanted and all((ROOT / name).exists() for name in copied)
 
