@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import io
 import os
 import re
 import sys
@@ -130,6 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
     given = arguments = _as_meant(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe of Windows may not have every character
+        sys.stdout.reconfigure(errors="replace")
     if _COMPLETE in os.environ:
         completion_init()
     try:

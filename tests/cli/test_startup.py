@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -63,3 +64,12 @@ def test_figures_need_no_statistics_of_scipy() -> None:
     """Student's t comes from scipy.special: all of scipy.stats takes longer than most figures."""
     code = "import moesim.plots.catalogue, sys; sys.modules.get('scipy.stats') and sys.exit(1)"
     assert "matplotlib" in imported(code)
+
+
+def test_a_character_that_a_pipe_does_not_have_becomes_a_question_mark():
+    """Pipes of Windows lack many."""
+    told = "from moesim.cli import main as m; m.main(['--version']); print('é')"
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert done.stdout.splitlines()[-1] == "?"

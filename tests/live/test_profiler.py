@@ -790,3 +790,9 @@ def test_show_and_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run("compare", str(one), str(two), "--model", str(model), "-o", "csv")
     first = capsys.readouterr().out.splitlines()[1]
     assert first.startswith('"expert, 1 row, accelerator",us,105.0,55.0,')
+
+
+def test_windows_is_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "sysconf")
+    with pytest.raises(HardwareError, match=r"got Windows; use WSL 2"):
+        prepare(request(tmp_path))

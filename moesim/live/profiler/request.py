@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from moesim.core.units import format_memory
-from moesim.errors import CapacityError, ConfigError
+from moesim.errors import CapacityError, ConfigError, HardwareError
 from moesim.live.kernels.host import describe, n_gpus, usable_cores
 from moesim.live.profiler.plan import Plan, estimate_s, make_plan
 from moesim.live.profiler.probes import Host, Layout, Wanted, layout_of
@@ -114,6 +115,10 @@ def prepare(request: Request, machine: Host | None = None) -> Prepared:
     InputError
         If a name, model, GPU, folder or budget is wrong, or memory does not suffice.
     """
+    if machine is None and not hasattr(os, "sysconf"):
+        raise HardwareError(
+            "profile: expected Linux or macOS to measure on, got Windows; use WSL 2, or `moesim profile new --os windows`"
+        )
     machine = machine or Host()
     if not _NAME.fullmatch(request.name):
         raise ConfigError(f"NAME: expected letters, digits, '.', '_' and '-', got {request.name!r}; choose another")
