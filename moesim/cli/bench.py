@@ -35,7 +35,9 @@ def bench(
     growth: Annotated[bool, typer.Option("--growth", help="How the cost grows with tokens, batch, experts and layers.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """Measure simulated expert runs per second next to bare SimPy timeouts per second, in turns in this process.
+    """Measure how fast the simulator is on this machine.
+
+    Simulated expert runs per second and bare SimPy timeouts per second are measured in turns in this process.
 
     A figure of one machine says nothing about another; the ratio does. The routing is made up. With --policies instead: the
     time in `decide` and `evict` of each policy for an expert run, next to that of dali, whose split is greedy. With --sweeps: the

@@ -41,7 +41,9 @@ def calibrate(
     ] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the constants.")] = Format.TABLE,
 ) -> int:
-    """Identify a machine's rates and fixed costs from observed speeds, with intervals and what to measure next.
+    """Identify a machine from observed speeds.
+
+    Prints its rates and fixed costs with intervals, and what to measure next.
 
     Example: moesim calibrate experiments/calibrate/rtx2070super.csv --hardware rtx2070s-i5-12400f
     """

@@ -25,7 +25,7 @@ def check(
         str | None, typer.Option(help="Profile to run on; default: the one that the policy names, else a tiny machine.")
     ] = None,
 ) -> int:
-    """Check policies on tiny workloads, and print what was checked; separate several by commas.
+    """Check policies on tiny workloads. Separate several by commas.
 
     Where a policy states a rule, its decisions in small runs are compared with that rule, written down anew from its source.
 

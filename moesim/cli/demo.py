@@ -13,7 +13,7 @@ POLICIES = ("on-demand", "lru", "belady", "llama-cpp", "fiddler", "dali", "hybri
 
 
 def demo() -> int:
-    """Compare seven policies on a simulated machine in a few seconds; nothing is written or opened.
+    """Compare seven policies in a few seconds. Nothing is written.
 
     Example: moesim demo
     """

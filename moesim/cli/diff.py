@@ -18,7 +18,9 @@ def diff(
     trust: Trust = False,
     inputs: Inputs = None,
 ) -> int:
-    """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
+    """Compare two runs of result folders.
+
+    Settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
 
     A run whose records are not in its folder is simulated again; that needs its trace, and policies that are not moesim's own
     need --trust.

@@ -15,7 +15,9 @@ def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any that is free.")] = 8137,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
 ) -> int:
-    """Open a page on this machine: choose model, parts and engine, and see speed, limits, timeline and upgrades.
+    """Open a page in the browser to explore models and machines.
+
+    Choose model, parts and engine; see speed, limits, timeline and upgrades. Nothing leaves this machine.
 
     Example: moesim explore results/quickstart
     """

@@ -193,7 +193,7 @@ def listing(
     long: Annotated[bool, typer.Option("--long", help="Policies with paper, what is missing, and options.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List policies, models, hardware, parts of machines, engines, traces, predictors, routing parameters, formats, schedulers.
+    """List policies, models, hardware, traces and other names.
 
     Example: moesim list parts rtx 30
     """
@@ -235,7 +235,7 @@ def model(
     source: Annotated[str, typer.Argument(metavar="X", help="A name, a checkpoint's folder, config.json, GGUF file or YAML.")],
     output: Annotated[CardForm, typer.Option("--output", "-o", help="As text, or all figures as JSON.")] = CardForm.text,
 ) -> None:
-    """Print a model's card: layers by kind, parameters, bytes by tensor class, what it keeps and reads of a context.
+    """Print a model's card: layers, parameters, bytes, KV cache.
 
     Example: moesim model qwen3.5-35b-a3b
     """

@@ -38,7 +38,7 @@ def papers(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Run the experiments of the papers and print each published figure next to the simulated one.
+    """Compare published figures of papers with simulated ones.
 
     A report, not a test: nothing is tuned to a published figure. Each row carries the labels of its inputs, and a remark where
     the figures differ; below, whether systems are in the printed order. What has no counterpart is listed with the reason.

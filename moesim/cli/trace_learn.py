@@ -40,7 +40,7 @@ def trace_learn(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the accuracy.")] = Format.TABLE,
 ) -> None:
-    """Train the learned predictor (PreScope's LLaPor) and print its accuracy on requests it has not seen.
+    """Train the learned predictor (PreScope's LLaPor). Print its accuracy on requests it has not seen.
 
     Example: moesim trace learn calibration.safetensors --for mine.safetensors --out more.safetensors
     """

@@ -40,7 +40,9 @@ def trace_lookahead(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for lookahead.csv and the figure.")] = None,
     form: Printed = Format.TABLE,
 ) -> None:
-    """Count the misses of caches that know some tokens ahead, from those that know nothing to the fewest that there can be.
+    """Count the misses of caches that know tokens ahead.
+
+    From caches that know nothing to the fewest misses that there can be.
 
     One cache a layer, batch 1; the CPU may compute a miss, so that it need not enter the cache. Beyond the window the cache goes
     by decayed frequency. The windows that close half of the gap are compared with a published power law.

@@ -26,7 +26,7 @@ def trace_stats(
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Describe the routing of a trace: balance, locality, prediction, caches, batching.
+    """Describe a trace: balance, locality, prediction, caches.
 
     Example: moesim trace stats mini-mixtral --max-rows 200
     """

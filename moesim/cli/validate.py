@@ -42,7 +42,7 @@ def validate(
     disk: Disk = None,
     form: As = Format.TABLE,
 ) -> int:
-    """Simulate and replay every run of an experiment, and say how far the times are apart, and why.
+    """Compare simulated times with replayed or published ones.
 
     Hits and bytes must be the same wherever no clock has a say in a policy's decisions; if they are not, the exit code is 1. A
     missed goal is only reported.
