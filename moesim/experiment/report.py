@@ -582,7 +582,8 @@ def result_table(
         if terminal and width
         else shown.below
     )
-    return render(shown.names, shown.cells, form, shown.right, bold=shown.best) + "\n" + separator.join(below) + "\n"
+    table = render(shown.names, shown.cells, form, shown.right, bold=shown.best, whole=wide)
+    return table + "\n" + separator.join(below) + "\n"
 
 
 def result_html(rows: Sequence[Row]) -> str:
