@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.cli.options import Printed, Simulator
+from moesim.cli.outputs import show
 from moesim.core.limits import REPEATS, TOKENS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format, render, render_records
@@ -73,6 +74,5 @@ def _print(rows: Sequence[Any], columns: Sequence[str], right: Sequence[str], no
     if form.for_programs:
         sys.stdout.write(render_records([row.record() if hasattr(row, "record") else asdict(row) for row in rows], form))
     else:
-        sys.stdout.write(
-            render(columns, [row.cells() for row in rows], form, right) + f"\nengine: {chosen()}; routing: synthetic{note}\n"
-        )
+        table = render(columns, [row.cells() for row in rows], form, right)
+        show(f"{table}\nengine: {chosen()}; routing: synthetic{note}\n", form)

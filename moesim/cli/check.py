@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from moesim.cli.options import policy_list
+from moesim.cli.outputs import show
 from moesim.core.progress import telling
 from moesim.core.text import say, shown_lines
 from moesim.errors import ConfigError
@@ -46,7 +46,7 @@ def check(
             report = examine_policy(make, hardware=machine, tell=tell)
             tell(f"comparing {report.policy} with its rule")
             rules = [] if report.failures else examine_rules(make, hardware=machine)
-        sys.stdout.write(shown_lines("\n".join([str(report), *map(str, rules)]) + "\n"))
+        show(shown_lines("\n".join([str(report), *map(str, rules)]) + "\n"))
         if report.failures:
             of = f"{len(report.failures)} of {len(report.checks)} checks"
             failed.append(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from moesim.cli.options import Inputs, Printed, Trust
+from moesim.cli.outputs import show
 from moesim.core.table import Format
 
 
@@ -29,5 +29,5 @@ def diff(
     """
     from moesim.api.studies import diff as compare_runs
 
-    sys.stdout.write(compare_runs(run_a, run_b, trust=trust, inputs=inputs).text(form))
+    show(compare_runs(run_a, run_b, trust=trust, inputs=inputs).text(form), form)
     return 0

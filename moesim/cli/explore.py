@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, install
 
 
 def explore(
@@ -28,6 +28,6 @@ def explore(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "nicegui":
             raise
-        raise ConfigError("explore: expected the package nicegui, got none; pip install nicegui") from None
+        raise ConfigError(f"explore: expected the package nicegui, got none; {install('explore')}") from None
     serve(None if folder is None else str(folder), port, browser=not no_browser)
     return 0

@@ -13,6 +13,7 @@ import typer
 from moesim.api.outputs import all_or_none, check_out, check_out_folder, note_written
 from moesim.cli.help import Commands
 from moesim.cli.options import Overwrite, Printed, name_or_mapping
+from moesim.cli.outputs import show as print_table
 from moesim.core.files import write_bytes
 from moesim.core.gate import TABLE, pasted, read_bytes, why_not
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
@@ -50,10 +51,10 @@ def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help=
     if problems:
         n = len(problems)
         lines = [f"{profile}: {n} problem{'s' if n > 1 else ''}", *(f"  {' '.join(one.split())}" for one in problems)]
-        sys.stdout.write(shown_lines("\n".join(lines) + "\n"))
+        print_table(shown_lines("\n".join(lines) + "\n"))
         return 2
     found = load_hardware(profile, "profile check")
-    sys.stdout.write(shown_lines("\n".join([*_assumed(found), *reading_remarks(found), *_without_curve(found)]) + "\n"))
+    print_table(shown_lines("\n".join([*_assumed(found), *reading_remarks(found), *_without_curve(found)]) + "\n"))
     return 0
 
 
@@ -373,7 +374,7 @@ def show(
     Example: moesim profile show rtx3090-epyc7532
     """
     models = [_model(each) for each in model or ()]
-    sys.stdout.write(page(load_hardware(profile, "profile show"), models))
+    print_table(page(load_hardware(profile, "profile show"), models))
 
 
 @app.command("compare")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moesim.cli.options import Jobs, Printed, name_or_mapping
-from moesim.cli.outputs import write_own
+from moesim.cli.outputs import show, write_own
 from moesim.core.files import check_own_folder
 from moesim.core.limits import COUNT
 from moesim.core.progress import Progress
@@ -77,7 +77,7 @@ def trace_lookahead(
         for line in missing:
             say(f"moesim: {line}")
     else:
-        sys.stdout.write(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""))
+        show(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""), form)
     if out is not None:
         import pandas as pd
 

@@ -11,7 +11,7 @@ import typer
 from moesim.api.outputs import check_out
 from moesim.core.limits import COUNT, LAYERS, TOKENS
 from moesim.core.text import say, shown
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, install
 from moesim.recorder import check_model_name
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.shards import parts_folder
@@ -92,9 +92,7 @@ def trace_record(
         from moesim.recorder.loading import LoadOptions, quiet
         from moesim.recorder.session import RecordOptions, record_trace
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"moesim trace record: expected the package {error.name}, got none; pip install 'moesim[record]'"
-        ) from None
+        raise ConfigError(f"moesim trace record: expected the package {error.name}, got none; {install('record')}") from None
     options = RecordOptions(
         load=LoadOptions(
             model=model,

@@ -80,7 +80,7 @@ def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     if not HAS_TRACE:
         pytest.skip("the shipped traces are not here")
     if name in MEASURES:
-        pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
+        pytest.importorskip("torch", reason="measuring and replaying need torch: the extra profile")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
     monkeypatch.chdir(tmp_path)
