@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.cli.options import Printed, name_or_mapping
+from moesim.cli.outputs import show
 from moesim.core.table import Format, render, render_records, written
 from moesim.core.text import shown_lines
 from moesim.core.units import digits, format_memory
@@ -209,7 +210,7 @@ def listing(
         rows = of_policies.EXPLAIN[kind.value](names) if names else of_policies.LISTS[kind.value]()
         if form is Format.TABLE and (names or kind is Kind.policies):
             write = of_policies.explanations if names else of_policies.cards if long else of_policies.brief
-            sys.stdout.write(shown_lines(write(rows)))
+            show(shown_lines(write(rows)))
             return
     else:
         from moesim.cli.listing import LISTS
