@@ -72,6 +72,11 @@ class LiveError(SimulationError):
     """A run on the machine itself has failed."""
 
 
+def install(extra: str) -> str:
+    """Return how what an extra brings is installed; only this line changes once an index has moesim."""
+    return f"in a checkout of moesim: pip install '.[{extra}]'"
+
+
 def unknown_width(bits: float, widths: Sequence[float]) -> tuple[str, str]:
     """Report that a model has no experts of some bits, and the remedy."""
     has = " and ".join(f"{width:g}" for width in widths)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.cli.options import Printed, Simulator
+from moesim.cli.outputs import show
 from moesim.core.limits import REPEATS, TOKENS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format, render, render_records
@@ -35,7 +36,9 @@ def bench(
     growth: Annotated[bool, typer.Option("--growth", help="How the cost grows with tokens, batch, experts and layers.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """Measure simulated expert runs per second next to bare SimPy timeouts per second, in turns in this process.
+    """Measure how fast the simulator is on this machine.
+
+    Simulated expert runs per second and bare SimPy timeouts per second are measured in turns in this process.
 
     A figure of one machine says nothing about another; the ratio does. The routing is made up. With --policies instead: the
     time in `decide` and `evict` of each policy for an expert run, next to that of dali, whose split is greedy. With --sweeps: the
@@ -71,6 +74,5 @@ def _print(rows: Sequence[Any], columns: Sequence[str], right: Sequence[str], no
     if form.for_programs:
         sys.stdout.write(render_records([row.record() if hasattr(row, "record") else asdict(row) for row in rows], form))
     else:
-        sys.stdout.write(
-            render(columns, [row.cells() for row in rows], form, right) + f"\nengine: {chosen()}; routing: synthetic{note}\n"
-        )
+        table = render(columns, [row.cells() for row in rows], form, right)
+        show(f"{table}\nengine: {chosen()}; routing: synthetic{note}\n", form)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moesim.cli.options import Engine, name_or_mapping, with_engine
+from moesim.cli.outputs import show
 from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.errors import ConfigError
@@ -41,7 +41,9 @@ def calibrate(
     ] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the constants.")] = Format.TABLE,
 ) -> int:
-    """Identify a machine's rates and fixed costs from observed speeds, with intervals and what to measure next.
+    """Identify a machine from observed speeds.
+
+    Prints its rates and fixed costs with intervals, and what to measure next.
 
     Example: moesim calibrate experiments/calibrate/rtx2070super.csv --hardware rtx2070s-i5-12400f
     """
@@ -51,7 +53,7 @@ def calibrate(
     if base is None and engine is not None:
         raise ConfigError("calibrate: --engine: expected a machine next to it, got none; name one with --hardware")
     found = identify(file, base, models=model, free=free, out=out, any_machine=any_machine, contribute=contribute)
-    sys.stdout.write(found.text(form))
+    show(found.text(form), form)
     for written in (out, contribute):
         if written is not None:
             say(f"wrote {written}")

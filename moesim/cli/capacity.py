@@ -19,9 +19,9 @@ SECONDS = RUN_NS / NS_PER_S
 
 
 def capacity(
-    policies: Annotated[str, typer.Option(help="Names, name(option=value) or {name: ..., option: ...}, separated by commas.")],
+    policies: Annotated[str, typer.Option(help="NAME,NAME(option=value).")],
     model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")],
-    hardware: Annotated[str, typer.Option(help="Name or path of a profile, parts joined by +, or {base: NAME, key: value}.")],
+    hardware: Annotated[str, typer.Option(help="Profile, or parts joined by +.")],
     scheduler: Annotated[str, typer.Option(help="Name, or {name: vllm, max_num_seqs: 8}.")] = "llama-server",
     prompt: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens of each prompt.")] = 512,
     answer: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens of each answer.")] = 128,
@@ -42,17 +42,15 @@ def capacity(
     requests: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Requests of a run, at least.")] = 100,
     cache: Annotated[
         str | None,
-        typer.Option(help="Share of all experts that a GPU caches, or a size of its memory.", show_default="all of it"),
+        typer.Option(help="Share of experts cached on a GPU, or a size.", show_default="all of it"),
     ] = None,
-    trace: Annotated[
-        str | None, typer.Option(help="Name or path of a trace; default: of the model, with its statistics, or assumed.")
-    ] = None,
+    trace: Annotated[str | None, typer.Option(help="Name or path; default: the model's, or assumed.")] = None,
     overrides: Set = [],  # noqa: B006  (typer copies it)
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for a CSV and the figure.")] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Search the largest load at which nearly all requests keep within limits of time, by policy.
+    """Search the largest load that keeps within limits of time. Each policy is searched by itself.
 
     Load is requests a second that arrive at random, or users, each of whom asks again once the answer is there. Next to it stands
     how long requests wait at that load.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from moesim.cli.options import policy_list
+from moesim.cli.outputs import show
 from moesim.core.progress import telling
 from moesim.core.text import say, shown_lines
 from moesim.errors import ConfigError
@@ -25,7 +25,7 @@ def check(
         str | None, typer.Option(help="Profile to run on; default: the one that the policy names, else a tiny machine.")
     ] = None,
 ) -> int:
-    """Check policies on tiny workloads, and print what was checked; separate several by commas.
+    """Check policies on tiny workloads. Separate several by commas.
 
     Where a policy states a rule, its decisions in small runs are compared with that rule, written down anew from its source.
 
@@ -46,7 +46,7 @@ def check(
             report = examine_policy(make, hardware=machine, tell=tell)
             tell(f"comparing {report.policy} with its rule")
             rules = [] if report.failures else examine_rules(make, hardware=machine)
-        sys.stdout.write(shown_lines("\n".join([str(report), *map(str, rules)]) + "\n"))
+        show(shown_lines("\n".join([str(report), *map(str, rules)]) + "\n"))
         if report.failures:
             of = f"{len(report.failures)} of {len(report.checks)} checks"
             failed.append(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from moesim.cli.options import Inputs, Printed, Trust
+from moesim.cli.outputs import show
 from moesim.core.table import Format
 
 
@@ -18,7 +18,9 @@ def diff(
     trust: Trust = False,
     inputs: Inputs = None,
 ) -> int:
-    """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
+    """Compare two runs of result folders.
+
+    Settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
 
     A run whose records are not in its folder is simulated again; that needs its trace, and policies that are not moesim's own
     need --trust.
@@ -27,5 +29,5 @@ def diff(
     """
     from moesim.api.studies import diff as compare_runs
 
-    sys.stdout.write(compare_runs(run_a, run_b, trust=trust, inputs=inputs).text(form))
+    show(compare_runs(run_a, run_b, trust=trust, inputs=inputs).text(form), form)
     return 0

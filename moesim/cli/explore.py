@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, install
 
 
 def explore(
@@ -15,7 +15,9 @@ def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any that is free.")] = 8137,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
 ) -> int:
-    """Open a page on this machine: choose model, parts and engine, and see speed, limits, timeline and upgrades.
+    """Open a page in the browser to explore models and machines.
+
+    Choose model, parts and engine; see speed, limits, timeline and upgrades. Nothing leaves this machine.
 
     Example: moesim explore results/quickstart
     """
@@ -26,6 +28,6 @@ def explore(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "nicegui":
             raise
-        raise ConfigError("explore: expected the package nicegui, got none; pip install nicegui") from None
+        raise ConfigError(f"explore: expected the package nicegui, got none; {install('explore')}") from None
     serve(None if folder is None else str(folder), port, browser=not no_browser)
     return 0

@@ -27,7 +27,7 @@ def league(
     ] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Find the fastest engine of every setting, and the rule that would be: by how much, and whether that is certain.
+    """Find the fastest engine of every setting, and a simple rule. Print by how much each wins, and whether that is certain.
 
     All systems meet once for 64 tokens. Those near the fastest meet in full on all draws of requests, those that stay near at
     other costs and on more and less local routing.

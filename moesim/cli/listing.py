@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.cli.options import Printed, name_or_mapping
+from moesim.cli.outputs import show
 from moesim.core.table import Format, render, render_records, written
 from moesim.core.text import shown_lines
 from moesim.core.units import digits, format_memory
@@ -193,7 +194,7 @@ def listing(
     long: Annotated[bool, typer.Option("--long", help="Policies with paper, what is missing, and options.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List policies, models, hardware, parts of machines, engines, traces, predictors, routing parameters, formats, schedulers.
+    """List policies, models, hardware, traces and other names.
 
     Example: moesim list parts rtx 30
     """
@@ -209,7 +210,7 @@ def listing(
         rows = of_policies.EXPLAIN[kind.value](names) if names else of_policies.LISTS[kind.value]()
         if form is Format.TABLE and (names or kind is Kind.policies):
             write = of_policies.explanations if names else of_policies.cards if long else of_policies.brief
-            sys.stdout.write(shown_lines(write(rows)))
+            show(shown_lines(write(rows)))
             return
     else:
         from moesim.cli.listing import LISTS
@@ -235,7 +236,7 @@ def model(
     source: Annotated[str, typer.Argument(metavar="X", help="A name, a checkpoint's folder, config.json, GGUF file or YAML.")],
     output: Annotated[CardForm, typer.Option("--output", "-o", help="As text, or all figures as JSON.")] = CardForm.text,
 ) -> None:
-    """Print a model's card: layers by kind, parameters, bytes by tensor class, what it keeps and reads of a context.
+    """Print a model's card: layers, parameters, bytes, KV cache.
 
     Example: moesim model qwen3.5-35b-a3b
     """

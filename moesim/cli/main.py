@@ -24,6 +24,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from moesim import __version__
+from moesim.cli.help import Commands
 from moesim.core.files import FULL, write_error
 from moesim.core.text import say
 from moesim.errors import InputError, InterruptError, MoesimError, unknown_name
@@ -74,11 +75,9 @@ def _options(
 
 def _made(verbs: Collection[str]) -> typer.Typer:
     """Make the command line with these commands; of others only the line of ``--help``."""
-    made = typer.Typer(
+    made = Commands(
         name="moesim",
-        no_args_is_help=True,
         add_completion=False,  # it would write into files of the shell
-        pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Simulate offloaded inference of Mixture-of-Experts models: what a policy would cost on a machine.",
     )

@@ -74,43 +74,38 @@ def _verify(share: float | None) -> float | None:
 
 HitRate = Annotated[
     str | None,
-    typer.Option(
-        metavar="RATE@SLOTS", help="LRU hit rate that an engine counted with so many slots a layer, such as 61%@16: assumes less."
-    ),
+    typer.Option(metavar="RATE@SLOTS", help="LRU hit rate that an engine counted: 61%@16."),
 ]
 Set = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the YAML: cache.ratio=0.5."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes.", show_default="all cores, if that is faster"),
+    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes.", show_default="all cores if faster"),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Import the code of policies and schedulers of the result that are not moesim's own.")
-]
+Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep, at most 4 decode tokens.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Import policies and schedulers that are not moesim's.")]
 Inputs = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="DIR", help="Where traces of a result may lie, and modules of policies with --trust."),
+    typer.Option("--inputs", metavar="DIR", help="Folder of traces and, with --trust, of modules."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Printed = Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")]
 Simulator = Annotated[
     str | None,
-    typer.Option(metavar="simpy|native", callback=_force, help="Simulator to use; default: native if it is built."),
+    typer.Option(metavar="simpy|native", callback=_force, help="Default: native if it is built."),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", callback=_engine, help="Engine whose costs count, of moesim list engines, or machine; default: each "
-        "policy's own.",
+        metavar="NAME", callback=_engine, help="Whose costs count (moesim list engines), or machine.",
     ),
 ]  # fmt: skip
 Verify = Annotated[
     float | None,
     typer.Option(
         "--verify", min=0, max=1, metavar="SHARE", callback=_verify,
-        help="Share of the runs to play on both engines; the first record that differs stops them.",
+        help="Share of the runs to check on both simulators.",
     ),
 ]  # fmt: skip

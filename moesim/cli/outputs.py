@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.core.files import OutputFolder
-from moesim.core.table import Format
+from moesim.core.table import Format, wrapped
 from moesim.core.text import say
 
 if TYPE_CHECKING:
@@ -20,9 +20,14 @@ def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
     _tell(OutputFolder(folder, command).replace(files))
 
 
+def show(text: str, form: Format = Format.TABLE) -> None:
+    """Print a table with its lines, which a terminal would break in words."""
+    sys.stdout.write(wrapped(text) if form is Format.TABLE else text)
+
+
 def print_answer(found: Study, form: Format, out: Path | None, command: str) -> int:
     """Print a study's answer, write its folder and name what failed; return the exit code."""
-    sys.stdout.write(found.text(form))
+    show(found.text(form), form)
     if out is not None:
         write_own(out, found.files(), command)
     for line in found.failures:

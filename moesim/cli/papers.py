@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 
 from moesim.cli.options import Jobs, Printed, Quick
+from moesim.cli.outputs import show
 from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.table import Format
 from moesim.core.text import say
@@ -38,7 +39,7 @@ def papers(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Run the experiments of the papers and print each published figure next to the simulated one.
+    """Compare published figures of papers with simulated ones.
 
     A report, not a test: nothing is tuned to a published figure. Each row carries the labels of its inputs, and a remark where
     the figures differ; below, whether systems are in the printed order. What has no counterpart is listed with the reason.
@@ -77,7 +78,7 @@ def papers(
     ranks = agreements(compared)
     if out is not None:
         _write(out, report(compared, ranks, beside, Format.CSV, small=small))
-    sys.stdout.write(report(compared, ranks, beside, form, small=small))
+    show(report(compared, ranks, beside, form, small=small), form)
     for line in failures:
         say(f"moesim: {one_line(line)}")
     return 1 if failures else 0

@@ -50,7 +50,7 @@ def plot(
     inputs: Inputs = None,
     listed: Annotated[bool, typer.Option("--list", help="List the kinds and what they need.")] = False,
 ) -> None:
-    """Draw figures of results: each as PDF and PNG, with its data as CSV and its caption as text.
+    """Draw figures of results. Each is a PDF and a PNG, with its data as CSV and its caption as text.
 
     Settings that a figure does not show are never averaged away: there is one figure for each combination.
     Figures of records that are not in the folder simulate their runs again; that needs the trace, and policies that are not

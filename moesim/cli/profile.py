@@ -11,7 +11,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from moesim.api.outputs import all_or_none, check_out, check_out_folder, note_written
+from moesim.cli.help import Commands
 from moesim.cli.options import Overwrite, Printed, name_or_mapping
+from moesim.cli.outputs import show as print_table
 from moesim.core.files import write_bytes
 from moesim.core.gate import TABLE, pasted, read_bytes, why_not
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
@@ -37,7 +39,9 @@ _MODEL = "mixtral-8x7b"  # any: whose experts are copied does not decide how
 
 
 def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help="A profile.")]) -> int:
-    """Print all that is missing or wrong in a profile, one line each; else what is assumed, and which policies cannot copy.
+    """Print all that is missing or wrong in a profile, a line each.
+
+    A complete profile: what is assumed, and which policies cannot copy.
 
     Exit code 0: complete; 2: something is missing or wrong.
 
@@ -47,10 +51,10 @@ def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help=
     if problems:
         n = len(problems)
         lines = [f"{profile}: {n} problem{'s' if n > 1 else ''}", *(f"  {' '.join(one.split())}" for one in problems)]
-        sys.stdout.write(shown_lines("\n".join(lines) + "\n"))
+        print_table(shown_lines("\n".join(lines) + "\n"))
         return 2
     found = load_hardware(profile, "profile check")
-    sys.stdout.write(shown_lines("\n".join([*_assumed(found), *reading_remarks(found), *_without_curve(found)]) + "\n"))
+    print_table(shown_lines("\n".join([*_assumed(found), *reading_remarks(found), *_without_curve(found)]) + "\n"))
     return 0
 
 
@@ -86,7 +90,7 @@ def detect(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write what this machine says of itself, without measuring, as a profile by its parts.
+    """Write a profile of this machine by its parts. Nothing is measured.
 
     Example: moesim profile detect --out mybox.yaml
     """
@@ -180,7 +184,7 @@ def new(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a profile from the parts of a machine, or from the numbers that a paper prints; what is assumed is said.
+    """Write a profile from parts, or numbers that a paper prints. It names what is assumed.
 
     Example: moesim profile new mybox --gpu "rtx 3060" --cpu "ryzen 5 5600" --ram "2x32 ddr4-3200" --pcie 4x16
     """
@@ -267,9 +271,7 @@ def _as_option(problem: str, source: str) -> str:
     return f"--{key}: {said}" if colon and re.fullmatch(r"[a-z-]+", key) and key != "numbers" else problem
 
 
-app = typer.Typer(
-    no_args_is_help=True, help="Write, measure, show and compare profiles of machines.", pretty_exceptions_enable=False
-)
+app = Commands(help="Write, measure, show and compare profiles of machines.")
 
 
 def _model(text: str) -> ModelSpec:
@@ -281,13 +283,10 @@ app.command("check")(check)
 app.command("detect")(detect)
 
 _ALL = "all"
-_WHAT, _HOW = "What to measure", "How"
 
 
-def _option(
-    *names: str, help: str, panel: str = _HOW, least: int | None = None, most: float | None = None, default: bool | str = True
-) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, min=least, max=most, show_default=default)
+def _option(*names: str, help: str, least: int | None = None, most: float | None = None, default: bool | str = True) -> Any:
+    return typer.Option(*names, help=help, min=least, max=most, show_default=default)
 
 
 @app.command("measure")
@@ -297,23 +296,18 @@ def measure(
         list[str] | None,
         _option(
             help="Built-in name, config.json or YAML of a model; several times; 'all': every built-in one.",
-            panel=_WHAT,
             default="mixtral-8x7b, deepseek-v2-lite",
         ),
     ] = None,
     bits: Annotated[
         list[float] | None,
-        _option(help="Of the experts' weights; several times.", panel=_WHAT, least=0, most=BITS.most, default="each model's own"),
+        _option(help="Of the experts' weights; several times.", least=0, most=BITS.most, default="each model's own"),
     ] = None,
-    mode: Annotated[str, _option(help="quick: up to 64 rows; full: up to 4096.", panel=_WHAT)] = "full",
-    disk: Annotated[
-        Path | None, _option(help="Folder on the disk to measure.", panel=_WHAT, default="that of --out, without a GPU")
-    ] = None,
-    no_disk: Annotated[bool, _option("--no-disk", help="Measure no disk.", panel=_WHAT)] = False,
-    gpu: Annotated[
-        int | None, _option(help="Which GPU.", panel=_WHAT, least=0, most=PROCESSES.most, default="the first, if any")
-    ] = None,
-    no_gpu: Annotated[bool, _option("--no-gpu", help="Measure cores, memory and disk only.", panel=_WHAT)] = False,
+    mode: Annotated[str, _option(help="quick: up to 64 rows; full: up to 4096.")] = "full",
+    disk: Annotated[Path | None, _option(help="Folder on the disk to measure.", default="that of --out, without a GPU")] = None,
+    no_disk: Annotated[bool, _option("--no-disk", help="Measure no disk.")] = False,
+    gpu: Annotated[int | None, _option(help="Which GPU.", least=0, most=PROCESSES.most, default="the first, if any")] = None,
+    no_gpu: Annotated[bool, _option("--no-gpu", help="Measure cores, memory and disk only.")] = False,
     memory: Annotated[str | None, _option(help="Host memory to use, such as 8GB.", default="half of what is available")] = None,
     repeats: Annotated[
         int | None, _option(help="Of each probe, at least 5.", least=1, most=REPEATS.most, default="quick 5, full 7")
@@ -325,7 +319,9 @@ def measure(
     dry_run: Annotated[bool, _option("--dry-run", help="Print the plan; measure nothing.")] = False,
     progress: Annotated[bool, _option("--progress/--no-progress", help="Show a bar on a terminal.")] = True,
 ) -> None:
-    """Measure what experts, dense parts and copies cost on this machine, and write it as a profile.
+    """Measure this machine and write it as a profile.
+
+    It has the costs of experts, dense parts and copies.
 
     Random weights take as long as trained ones. No setting of the machine is changed. After a kill, the same command goes
     on where it was.
@@ -373,12 +369,12 @@ def show(
         typer.Option(help="Whose experts are computed and sent; a name, or {base: NAME, expert_bits: 4}; several times."),
     ] = None,
 ) -> None:
-    """Print what a profile says, and how well that is founded.
+    """Print a profile: its numbers and their sources.
 
     Example: moesim profile show rtx3090-epyc7532
     """
     models = [_model(each) for each in model or ()]
-    sys.stdout.write(page(load_hardware(profile, "profile show"), models))
+    print_table(page(load_hardware(profile, "profile show"), models))
 
 
 @app.command("compare")

@@ -53,7 +53,9 @@ def recommend(
     jobs: Jobs = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the answer.")] = Format.TABLE,
 ) -> int:
-    """Find the best setting for a model on a machine: the command, its speed with an interval, and what would help.
+    """Find the best setting for a model on a machine.
+
+    Prints the command, its speed with an interval, and what would help.
 
     Example: moesim recommend --model qwen3-30b-a3b --hardware rtx2070s-i5-12400f --quick
     """

@@ -22,9 +22,10 @@ def regret(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for a CSV and the figures.")] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Replace predictions, replacement, assignment and bandwidth of each policy by their oracles, one after the other.
+    """Measure what perfect decisions would gain.
 
-    In that order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. The oracle of
+    Predictions, replacement, assignment and bandwidth of each policy are replaced by their oracles, one after the other, in that
+    order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. The oracle of
     bandwidth is a machine whose links take no time. Results on it are marked *, and have a lower bound of their own. A negative
     share means that the run takes longer with the oracle.
 

@@ -41,7 +41,7 @@ def replay(
     small: Quick = False,
     form: As = Format.TABLE,
 ) -> int:
-    """Carry out an experiment for real: same policies, same rules, same metrics, on the clock of the wall.
+    """Run an experiment for real on this machine. Policies, rules and metrics are the same.
 
     Example: moesim replay experiments/replay.yaml --memory 2GB
     """

@@ -16,7 +16,9 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.html", help="Default: report.html in DIR.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write one self-contained HTML page: what was run, results, figures, notes and a timeline to zoom into.
+    """Write one self-contained HTML page of a result.
+
+    It has what was run, results, figures, notes and a timeline to zoom into.
 
     It loads nothing from anywhere, and the same folder gives the same bytes. An earlier page is replaced.
 

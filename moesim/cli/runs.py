@@ -32,15 +32,13 @@ from moesim.experiment.run import describe_grid
 from moesim.experiment.sweep import quick
 
 Scheduler = Annotated[
-    str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
+    str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler.")
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the grid, what would be imported, sizes and the estimated time; run nothing.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the grid, sizes and estimated time only.")]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
-Notes = Annotated[bool, typer.Option("--notes", help="All notes below the table, not only the first lines.")]
-Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table, also where lines are longer than the terminal.")]
+Notes = Annotated[bool, typer.Option("--notes", help="All notes, not only the first five.")]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns, also beyond the terminal's width.")]
 
 
 def _sort_key(text: str) -> By:
@@ -63,7 +61,7 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment, or the name of a shipped one.")],
     overrides: Set = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: results/NAME.")] = None,
-    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
+    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep, at most 4 decode tokens.")] = False,
     dry: DryRun = False,
     jobs: Jobs = None,
     scheduler: Scheduler = None,
@@ -76,7 +74,7 @@ def run(
     notes: Notes = False,
     sort: Sort = None,
 ) -> int:
-    """Run an experiment file, print a table and write the results into a folder.
+    """Run an experiment file. Print a table and write a folder.
 
     Runs that the folder holds are not repeated: an interrupted or extended sweep goes on where it was.
 
@@ -98,29 +96,25 @@ def _engine(text: str | None) -> Any:
 
 
 def compare(
-    policies: Annotated[str, typer.Option(help="Names, name(option=value) or {name: ..., option: ...}, separated by commas.")],
+    policies: Annotated[str, typer.Option(help="NAME,NAME(option=value).")],
     model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4}",
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[
         str | None,
-        typer.Option(help="Name or path of a trace; default: of the model, with its statistics, or assumed."),
+        typer.Option(help="Name or path; default: the model's, or assumed."),
     ] = None,
     hit_rate: HitRate = None,
-    cache: Annotated[
-        str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,25%,4GiB.")
-    ] = "0.25,0.5",
+    cache: Annotated[str, typer.Option(help="Shares of experts on a GPU, or sizes: 0.1,25%,4GiB.")] = "0.25,0.5",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens.")] = "64",
     decode: Annotated[str, typer.Option(help="Decode tokens.")] = "64",
     n_batches: Annotated[str, typer.Option(help="Batches, one after another.")] = "1",
     seed: Annotated[str, typer.Option(help="Seed of the choice of requests.")] = "0",
-    transfer: Annotated[str, typer.Option(help="own (the policy's, else pinned), pinned, pageable or chunked.")] = "own",
+    transfer: Annotated[str, typer.Option(help="own (the policy's), pinned, pageable or chunked.")] = "own",
     overrides: Set = [],  # noqa: B006
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
-    repeat: Annotated[
-        int, typer.Option(min=1, max=REPEATS.most, help="Seeds, from --seed on; the table has means and 95 % intervals.")
-    ] = 1,
-    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: none.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Seeds; the table has means and 95 % intervals.")] = 1,
+    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep, at most 4 decode tokens.")] = False,
     dry: DryRun = False,
     jobs: Jobs = None,
     scheduler: Scheduler = None,
@@ -133,7 +127,7 @@ def compare(
     notes: Notes = False,
     sort: Sort = None,
 ) -> int:
-    """Compare policies without a file; lists separated by commas are swept.
+    """Compare policies without a file. Values separated by commas are swept.
 
     Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.125,0.25,12GiB --batch 1,8
     """

@@ -19,7 +19,7 @@ File = StrEnum("File", ["experiment", "parameters"])
 def schema(
     file: Annotated[File, typer.Argument(help="Experiments, or parameters of synthetic routing.")] = File.experiment,
 ) -> None:
-    """Print the JSON Schema of experiment files, or of parameters of synthetic routing.
+    """Print the JSON Schema of a kind of file.
 
     Example: moesim schema
     """

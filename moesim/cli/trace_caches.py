@@ -32,7 +32,7 @@ def trace_caches(
     jobs: Jobs = None,
     form: Printed = Format.TABLE,
 ) -> None:
-    """Count the hits of policies' caches in decoding: no machine, no costs.
+    """Count the hits of policies' caches: no machine, no costs. Hits are those of decoding.
 
     A policy whose cache depends on times has no rate here. For a model that nobody recorded, rates are those of the middle of
     three assumed lifts, with the range; --hit-rate narrows it.

@@ -24,7 +24,9 @@ def trace_catalogue(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An entry to show in full.", show_default=False)] = None,
     form: Printed = Format.TABLE,
 ) -> None:
-    """List public recordings of real models' routing: what each lacks, its licence, and the command that makes a trace of it.
+    """List public recordings of real models' routing.
+
+    What each lacks, its licence, and the command that makes a trace of it.
 
     `routing` can be imported. Of `counts` and `figures` the command makes a synthetic trace instead. Nothing is fetched.
 

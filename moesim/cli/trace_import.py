@@ -25,17 +25,13 @@ from moesim.trace.formats.importing import LABELS, model_file
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
 Uniform = StrEnum("Uniform", ["uniform"])
 
-Seed = Annotated[
-    int | None, typer.Option(min=0, max=COUNT.most, help="Of the choice of requests that are held back; default: 0.")
-]
+Seed = Annotated[int | None, typer.Option(min=0, max=COUNT.most, help="Seed of the choice of requests; default: 0.")]
 HeldBack = Annotated[
     HoldBack | None,
-    typer.Option("--hold-back", help="Whole requests, or the last tokens of each request; default: requests."),
+    typer.Option("--hold-back", help="Whole requests (default), or ends of each."),
 ]
-Weights = Annotated[
-    Uniform | None, typer.Option(help="Where neither weights nor scores were recorded: the same weight for each chosen expert.")
-]
-Scores = Annotated[Uniform | None, typer.Option(help="Likewise: the same score for each chosen expert, 0 for the others.")]
+Weights = Annotated[Uniform | None, typer.Option(help="Missing weights: the same for each chosen expert.")]
+Scores = Annotated[Uniform | None, typer.Option(help="Missing scores: the same for each chosen expert.")]
 
 
 def additions(
@@ -73,41 +69,27 @@ def trace_import(
     form: Annotated[str | None, typer.Option("--format", help="Of the sources; by content if not given.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Whose routing it is. A name that moesim knows, a config.json, GGUF or {base: NAME, top_k: 1} gives its shape."
-        ),
+        typer.Option(help="Name, config.json, GGUF or {base: NAME, top_k: 1}."),
     ] = None,
-    label: Annotated[
-        str | None, typer.Option(help=f"{' or '.join(LABELS)}: where neither the format nor the file says what the routing is.")
-    ] = None,
+    label: Annotated[str | None, typer.Option(help=f"{' or '.join(LABELS)}, if the source does not say.")] = None,
     n_experts: Annotated[int | None, typer.Option(min=1, max=EXPERTS.most, help="Routed experts of a layer.")] = None,
     n_layers: Annotated[
-        int | None, typer.Option(min=1, max=LAYERS.most, help="Layers of an array without a shape, dense ones included.")
+        int | None, typer.Option(min=1, max=LAYERS.most, help="Layers of the array, dense ones included.")
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, max=EXPERTS.most, help="Experts of a token in a layer, where the source does not say.")
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, max=EXPERTS.most, help="Experts of a token in a layer.")] = None,
     first_layer: Annotated[
-        int | None, typer.Option(min=0, max=LAYERS.most, help="Layers before this one are dense and are left out.")
+        int | None, typer.Option(min=0, max=LAYERS.most, help="Leave out layers before this one, as dense.")
     ] = None,
-    phase: Annotated[Phase | None, typer.Option(help="Of all rows, or both: the prompt first, then decode.")] = None,
-    n_prompt: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Prompt tokens of all requests, or of each, separated by commas.")
-    ] = None,
-    axes: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help=f"What the axes of an array or of nested lists count: {','.join(AXES)}.")
-    ] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Phase of all tokens, or both: prompt, then decode.")] = None,
+    n_prompt: Annotated[str | None, typer.Option(metavar="N[,N...]", help="Prompt tokens of all requests, or of each.")] = None,
+    axes: Annotated[str | None, typer.Option(metavar="A,B,C", help=f"What axes count, such as {','.join(AXES)}.")] = None,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="OURS=THEIRS", help="Name of a column or an array in the source; repeat it.")
+        list[str] | None, typer.Option(metavar="OURS=THEIRS", help="Name of a column in the source; repeat it.")
     ] = None,
-    incomplete: Annotated[
-        Incomplete, typer.Option(help="What is left out where first tokens of a request lack a layer.")
-    ] = Incomplete.tokens,
+    incomplete: Annotated[Incomplete, typer.Option(help="Left out where first tokens lack a layer.")] = Incomplete.tokens,
     calibrate: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE", help="Part of the requests to count calibration tables from; they are left out of the trace."
-        ),
+        typer.Option(metavar="SHARE", help="Share of requests, held back, to count tables from."),
     ] = None,
     hold_back: HeldBack = None,
     seed: Seed = None,
@@ -115,7 +97,7 @@ def trace_import(
     scores: Scores = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
-    """Make a trace from routing that an engine or a script logged: CSV, JSON, Parquet, arrays, and formats of engines.
+    """Make a trace from routing that was logged elsewhere.
 
     What a source does not record stays absent, unless it is asked for: tables counted from held-back requests (--calibrate),
     uniform weights. docs/guide/importing.md describes the formats.
@@ -187,7 +169,9 @@ def trace_calibrate(
     scores: Scores = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Count calibration tables from requests of a trace, which are then not simulated, or take counts; or make uniform weights.
+    """Add calibration tables or uniform weights to a trace.
+
+    Tables are counted from requests, which are then not simulated, or taken from counts.
 
     The tables are activation_frequency, activation_frequency_decode, coactivation and activation_matrices; residual, where gate
     inputs were kept; expert_maps, where there are scores or weights. A trace that has tables gets the matrices and maps it lacks.

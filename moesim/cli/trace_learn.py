@@ -15,7 +15,7 @@ from moesim.core.limits import COUNT, REPEATS, TOKENS
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, install
 from moesim.trace import SUFFIX, Trace, find_trace
 
 Groups = StrEnum("Groups", ["eighths", "fitted"])
@@ -40,7 +40,7 @@ def trace_learn(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the accuracy.")] = Format.TABLE,
 ) -> None:
-    """Train the learned predictor (PreScope's LLaPor) and print its accuracy on requests it has not seen.
+    """Train the learned predictor (PreScope's LLaPor). Print its accuracy on requests it has not seen.
 
     Example: moesim trace learn calibration.safetensors --for mine.safetensors --out more.safetensors
     """
@@ -52,9 +52,7 @@ def trace_learn(
     try:
         from moesim.recorder import learned  # PyTorch takes seconds to import
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"moesim trace learn: expected the package {error.name}, got none; install it with pip install 'moesim[record]'"
-        ) from None
+        raise ConfigError(f"moesim trace learn: expected the package {error.name}, got none; {install('record')}") from None
 
     kinds = {field.name: field.type for field in fields(learned.LearnedOptions)}
     options = learned.LearnedOptions(**{**_parse(setting or [], kinds), "epochs": epochs, "seed": seed})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moesim.cli.options import Jobs, Printed, name_or_mapping
-from moesim.cli.outputs import write_own
+from moesim.cli.outputs import show, write_own
 from moesim.core.files import check_own_folder
 from moesim.core.limits import COUNT
 from moesim.core.progress import Progress
@@ -40,7 +40,9 @@ def trace_lookahead(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for lookahead.csv and the figure.")] = None,
     form: Printed = Format.TABLE,
 ) -> None:
-    """Count the misses of caches that know some tokens ahead, from those that know nothing to the fewest that there can be.
+    """Count the misses of caches that know tokens ahead.
+
+    From caches that know nothing to the fewest misses that there can be.
 
     One cache a layer, batch 1; the CPU may compute a miss, so that it need not enter the cache. Beyond the window the cache goes
     by decayed frequency. The windows that close half of the gap are compared with a published power law.
@@ -75,7 +77,7 @@ def trace_lookahead(
         for line in missing:
             say(f"moesim: {line}")
     else:
-        sys.stdout.write(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""))
+        show(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""), form)
     if out is not None:
         import pandas as pd
 

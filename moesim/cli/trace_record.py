@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,79 +11,74 @@ import typer
 from moesim.api.outputs import check_out
 from moesim.core.limits import COUNT, LAYERS, TOKENS
 from moesim.core.text import say, shown
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, install
 from moesim.recorder import check_model_name
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.shards import parts_folder
 
-_model, _prompt, _signal, _decoding = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Prompts", "What to record", "Decoding")
-)
 _HOTTEST = 1000  # beyond, all tokens are as likely as each other
 
 
 def trace_record(
-    model: Annotated[str, typer.Argument(help="Folder of a transformers model, or its name on the Hugging Face hub.")],
-    prompts: Annotated[Path, _prompt(help="Text file, a prompt a line, or JSON Lines (.jsonl).")],
-    out: Annotated[Path, typer.Option("--out", help="Trace to write; must end in .safetensors.")],
-    name: Annotated[str | None, _model(help="Name of the model in the trace.")] = None,
-    revision: Annotated[str | None, _model(help="Branch, tag or commit on the hub.")] = None,
-    dtype: Annotated[str, _model(help="auto, float32, float16 or bfloat16.")] = "auto",
-    device_map: Annotated[str | None, _model(help="auto: spread layers over GPUs and CPU; or a device.")] = None,
-    gpu_memory: Annotated[str | None, _model(help="For weights, of each GPU, such as 22GiB.")] = None,
-    cpu_memory: Annotated[str | None, _model(help="For weights, of the host, such as 60GiB.")] = None,
-    load_in_4bit: Annotated[bool, _model("--load-in-4bit", help="Quantise linear layers with bitsandbytes (CUDA).")] = False,
-    load_in_8bit: Annotated[bool, _model("--load-in-8bit", help="The same to 8 bits.")] = False,
+    model: Annotated[str, typer.Argument(help="A transformers model's folder, or name on the hub.")],
+    prompts: Annotated[Path, typer.Option(help="Text (a prompt a line) or JSONL.")],
+    out: Annotated[Path, typer.Option("--out", help="Trace to write, NAME.safetensors.")],
+    name: Annotated[str | None, typer.Option(help="Name of the model in the trace.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    dtype: Annotated[str, typer.Option(help="Or float32, float16, bfloat16.")] = "auto",
+    device_map: Annotated[str | None, typer.Option(help="auto (over GPUs and CPU), or a device.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="For weights, of each GPU, such as 22GiB.")] = None,
+    cpu_memory: Annotated[str | None, typer.Option(help="For weights, of the host, such as 60GiB.")] = None,
+    load_in_4bit: Annotated[
+        bool, typer.Option("--load-in-4bit", help="Quantise linear layers with bitsandbytes (CUDA).")
+    ] = False,
+    load_in_8bit: Annotated[bool, typer.Option("--load-in-8bit", help="The same to 8 bits.")] = False,
     stream_layers: Annotated[
         bool,
-        _model("--stream-layers", help="One layer in memory at a time; the prompts are whole texts, nothing is generated."),
+        typer.Option("--stream-layers", help="One layer in memory; generates nothing."),
     ] = False,
-    memory: Annotated[str | None, _model(help="Most of the host's memory with --stream-layers, such as 6GB.")] = None,
-    field: Annotated[str, _prompt(help="Field of each JSON line that is the prompt.")] = "prompt",
-    whole_file: Annotated[bool, _prompt("--whole-file", help="The text file is one prompt.")] = False,
-    chat_template: Annotated[bool, _prompt("--chat-template", help="Put each prompt through the tokenizer's template.")] = False,
-    limit: Annotated[int | None, _prompt(min=1, max=COUNT.most, help="Read so many prompts.")] = None,
-    max_prompt_tokens: Annotated[int | None, _prompt(min=1, max=COUNT.most, help="Cut longer prompts.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Host memory with --stream-layers, such as 6GB.")] = None,
+    field: Annotated[str, typer.Option(help="JSON field of the prompt.")] = "prompt",
+    whole_file: Annotated[bool, typer.Option("--whole-file", help="The text file is one prompt.")] = False,
+    chat_template: Annotated[bool, typer.Option("--chat-template", help="Apply the tokenizer's chat template.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, max=COUNT.most, help="Read so many prompts.")] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, max=COUNT.most, help="Cut longer prompts.")] = None,
     max_new_tokens: Annotated[
         int,
-        _decoding(
+        typer.Option(
             min=0,
             max=TOKENS.most,
-            help="Tokens to generate for each prompt; with --stream-layers, so many at its end count as generated.",
+            help="Tokens to generate per prompt.",
         ),
     ] = 128,
-    ignore_eos: Annotated[bool, _decoding("--ignore-eos", help="Go on at the end of a text.")] = False,
-    temperature: Annotated[float, _decoding(max=_HOTTEST, help="0: greedy.")] = 0.0,
-    top_p: Annotated[float, _decoding(min=0, max=1, help="Sample from the likeliest tokens of this share.")] = 1.0,
-    seed: Annotated[int, _decoding(min=0, max=COUNT.most, help="Of the sampling.")] = 0,
-    batch_size: Annotated[
-        int, _decoding(min=1, max=TOKENS.most, help="Requests at once; requests with a shadow one at a time.")
-    ] = 1,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on at the end of a text.")] = False,
+    temperature: Annotated[float, typer.Option(max=_HOTTEST, help="0: greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Seed of the sampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Requests at once; 1 with --shadow.")] = 1,
     scores: Annotated[
         bool | None,
-        _signal("--scores/--no-scores", help="Scores of all experts.", show_default="if there are 16 or fewer"),
+        typer.Option("--scores/--no-scores", help="Scores of all experts.", show_default="up to 16"),
     ] = None,
-    lookahead: Annotated[int, _signal(min=0, max=LAYERS.most, help="Record gate_next1 to gate_nextN.")] = 3,
-    signal_requests: Annotated[int | None, _signal(min=0, max=TOKENS.most, help="Signals for the first N requests only.")] = None,
-    keep_inputs: Annotated[str, _signal(metavar="N|all", help="Keep what the routers read, for the first N requests.")] = "0",
-    keep_embeddings: Annotated[
-        bool, _signal("--keep-embeddings", help="Keep each token's input embedding, which tells the token.")
-    ] = False,
-    calibrate: Annotated[
-        Path | None, _signal(help="Other prompts, to calibrate with first: tables and the signal residual.")
+    lookahead: Annotated[int, typer.Option(min=0, max=LAYERS.most, help="Record gate_next1 to gate_nextN.")] = 3,
+    signal_requests: Annotated[
+        int | None, typer.Option(min=0, max=TOKENS.most, help="Signals for the first N requests only.")
     ] = None,
-    calibration: Annotated[Path | None, _signal(help="Trace or tables with a calibration made before.")] = None,
+    keep_inputs: Annotated[str, typer.Option(metavar="N|all", help="Keep inputs of routers.")] = "0",
+    keep_embeddings: Annotated[bool, typer.Option("--keep-embeddings", help="Keep embeddings, which identify tokens.")] = False,
+    calibrate: Annotated[Path | None, typer.Option(help="Other prompts, to calibrate with first.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Trace or tables calibrated before.")] = None,
     shadow: Annotated[
         list[str] | None,
-        _signal(
+        typer.Option(
             metavar="KIND[:T1:KV1]",
-            help="Signal of a copy quantised to int8, nf4 or fp16, aligned every so many tokens; may be given several times.",
+            help="Signal of a copy in int8, nf4 or fp16; repeat it.",
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a trace that is there.")] = False,
-    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show a bar on a terminal.")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing trace.")] = False,
+    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show a bar.")] = True,
 ) -> None:
-    """Record which experts a model's routers choose, while it reads prompts and generates.
+    """Record which experts a model's routers choose.
 
     What is finished is kept in OUT.parts: after a kill, the same command goes on where it was.
 
@@ -98,9 +92,7 @@ def trace_record(
         from moesim.recorder.loading import LoadOptions, quiet
         from moesim.recorder.session import RecordOptions, record_trace
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"moesim trace record: expected the package {error.name}, got none; pip install 'moesim[record]'"
-        ) from None
+        raise ConfigError(f"moesim trace record: expected the package {error.name}, got none; {install('record')}") from None
     options = RecordOptions(
         load=LoadOptions(
             model=model,

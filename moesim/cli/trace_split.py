@@ -21,7 +21,7 @@ def trace_split(
     units: Annotated[int, typer.Option(min=2, max=3, help="Matrices of an expert: 3 (gate, up, down) or 2 (up, down).")] = 3,
     overwrite: Overwrite = False,
 ) -> None:
-    """Make gate, up and down of each expert units of their own, for caches that copy them apart.
+    """Split each expert into gate, up and down. Caches then copy them apart.
 
     An experiment that uses the trace has a model to match, such as {base: mixtral-8x7b, units_per_expert: 3}.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moesim.api.outputs import check_out_folder
-from moesim.cli.outputs import write_beside
+from moesim.cli.outputs import show, write_beside
 from moesim.core.limits import COUNT
 from moesim.core.table import Format
 from moesim.core.text import say
@@ -26,7 +25,7 @@ def trace_stats(
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Describe the routing of a trace: balance, locality, prediction, caches, batching.
+    """Describe a trace: balance, locality, prediction, caches.
 
     Example: moesim trace stats mini-mixtral --max-rows 200
     """
@@ -37,7 +36,7 @@ def trace_stats(
     found = stats(trace, phase=phase, max_rows=max_rows, progress=not quiet)
     for note in found.notes:
         say(note)
-    sys.stdout.write(found.text(form))
+    show(found.text(form), form)
     if plot is not None:
         write_beside(plot, found.figures(), "trace stats")
         for name, why in found.left_out().items():

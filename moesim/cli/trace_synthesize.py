@@ -46,7 +46,7 @@ def synthesize(
     scores: Annotated[bool, typer.Option("--scores", help="Keep the softmax over all experts.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Make a synthetic trace from fitted parameters; it is labelled synthetic, and so is every result on it.
+    """Make a synthetic trace from fitted parameters. It is labelled synthetic, and so is every result on it.
 
     Example: moesim trace synthesize --parameters mixtral-8x7b --requests 2 --prompt 8 --decode 8 --out synthetic.safetensors
     """
@@ -85,7 +85,7 @@ def fit(
     only_report: Annotated[bool, typer.Option("--only-report", help="Only report on the parameters of --from.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the report.")] = Format.TABLE,
 ) -> None:
-    """Fit the parameters of synthetic traces to figures of a model, and report target, fit and error of each.
+    """Fit parameters of synthetic traces to a model's figures. Report target, fit and error of each.
 
     Example: moesim trace fit --targets mixtral-8x7b --from mixtral-8x7b --only-report --fresh 1
     """

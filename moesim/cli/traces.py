@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from moesim.cli import (
     trace_caches,
     trace_catalogue,
@@ -16,8 +14,9 @@ from moesim.cli import (
     trace_stats,
     trace_synthesize,
 )
+from moesim.cli.help import Commands
 
-app = typer.Typer(no_args_is_help=True, help="Record, import, describe and make traces.", pretty_exceptions_enable=False)
+app = Commands(help="Record, import, describe and make traces.")
 app.command("record")(trace_record.trace_record)
 app.command("learn")(trace_learn.trace_learn)
 app.command("import")(trace_import.trace_import)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moesim.cli.options import Quick, Set, replayed
+from moesim.cli.outputs import show
 from moesim.cli.replay import Backend, Disk, Memory, live_execution, live_machine
 from moesim.cli.runs import As
 from moesim.core.files import check_own_folder
@@ -42,7 +42,7 @@ def validate(
     disk: Disk = None,
     form: As = Format.TABLE,
 ) -> int:
-    """Simulate and replay every run of an experiment, and say how far the times are apart, and why.
+    """Compare simulated times with replayed or published ones.
 
     Hits and bytes must be the same wherever no clock has a say in a policy's decisions; if they are not, the exit code is 1. A
     missed goal is only reported.
@@ -75,7 +75,7 @@ def validate(
             execution = live_execution(machine)
             found = run_both(experiment, out, execution, repeats=repeats, resume=resume, how=how, progress=True)
     report = Report(found)
-    sys.stdout.write(report.table(form))
+    show(report.table(form), form)
     for path in report.write(out):
         say(f"wrote {path}")
     for line in report.problems:
@@ -87,11 +87,11 @@ def _public(out: Path | None, form: Format) -> int:
     from moesim.studies.validation.public import group_table, run_public, table
 
     result = run_public(out, progress=True)
-    sys.stdout.write(table(result.frame, form))
+    show(table(result.frame, form), form)
     if not form.for_programs:
-        sys.stdout.write("\n" + group_table(result.sweeps, form))
+        show("\n" + group_table(result.sweeps, form), form)
     if form is Format.TABLE:
-        print(result.summary)
+        show(f"{result.summary}\n")
     if out is not None:
         say(f"wrote {out}")
     return 0
@@ -101,9 +101,9 @@ def _engines(rows: Path, form: Format) -> int:
     from moesim.studies.validation.engines import run_engines, summary, table
 
     result = run_engines(rows, progress=True)
-    sys.stdout.write(table(result, form))
+    show(table(result, form), form)
     if form is Format.TABLE:
-        print("\n" + "\n".join(summary(result)))
+        show("\n" + "\n".join(summary(result)) + "\n")
     return 0
 
 

@@ -38,7 +38,7 @@ def whatif(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for whatif.parquet and whatif.csv.")] = None,
     form: Printed = Format.TABLE,
 ) -> int:
-    """Vary one thing at a time: the new speed, what limits it, what limited it before, and where the next bottleneck begins.
+    """Vary one thing at a time: speed, limit and next bottleneck.
 
     Example: moesim whatif experiments/fiddler-a6000.yaml --quick --vary "link.bytes_per_s x0.5,x2" --vary "cpu.memory 4->8"
     """

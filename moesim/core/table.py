@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from html import escape
+from operator import gt
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.core.text import cell, shown
 from moesim.errors import ConfigError, unknown_name
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 _WIDE = 1000  # columns; what is piped to a file is not cut
 _GAP = 2  # between columns
+_PIECE = r"[^\s\-_/,:;=+]+[\-_/,:;=+]*|[\-_/,:;=+]+"  # of a word, with the signs behind which a line may end
+_PAINT = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Format(StrEnum):
@@ -56,11 +61,12 @@ def written(value: Any) -> str:
 
 def render(
     columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = (), widest: int | None = None,
-    bold: Collection[int] = (),
+    bold: Collection[int] = (), whole: bool = False,
 ) -> str:  # fmt: skip
     """Write a table of texts; off a terminal, columns but the last are cut at `widest`.
 
-    No word is broken. Rows whose numbers are in `bold` are bold.
+    A terminal gets what fits it, unless the `whole` is wanted: words are broken where no space is enough, then columns are left
+    out from the last on, and named below. Rows whose numbers are in `bold` are bold.
 
     >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
     | policy | hits |
@@ -79,33 +85,73 @@ def render(
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
-    terminal = sys.stdout.isatty()
-    widths = _widths(list(zip(columns, *rows, strict=True)), get_terminal_size().columns) if terminal else None
+    numeric, terminal, gone, widths = [column in right for column in columns], sys.stdout.isatty(), list[str](), None
+    if terminal:
+        cells, widths = _fitted(list(zip(columns, *rows, strict=True)), None if whole else get_terminal_size().columns)
+        gone = columns[len(cells) :]
+        columns, *rows = ([one[i] for one in cells] for i in range(len(rows) + 1))
     for place, column in enumerate(columns):
         most = None if terminal or place == len(columns) - 1 else widest
         exact = None if widths is None else widths[place]
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold", max_width=most, width=exact)
+        justify: Literal["left", "right"] = "right" if numeric[place] else "left"
+        table.add_column(column, justify=justify, overflow="fold", max_width=most, width=exact)
     for number, row in enumerate(rows):
         table.add_row(*row, style="bold" if number in bold else None)
     text = io.StringIO()
     width = _WIDE if widths is None else sum(widths) + _GAP * len(widths)
     console = Console(file=text, force_terminal=terminal, width=width, highlight=False, markup=False)
     console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    if gone:
+        lines += wrapped(f"not shown: {', '.join(gone)}; a wider terminal or a pipe shows them").splitlines()
+    return "\n".join(lines) + "\n"
 
 
-def _widths(columns: Sequence[Sequence[str]], terminal: int) -> list[int]:
-    """Shrink the widest columns until the terminal holds all, none below its longest word."""
+def _fitted(columns: Sequence[Sequence[str]], terminal: int | None) -> tuple[list[list[str]], list[int]]:
+    """Return the columns that fit a terminal, with their widths."""
     from rich.cells import cell_len
 
-    widths = [max(map(cell_len, column)) for column in columns]
-    least = [max((cell_len(word) for one in column for word in one.split()), default=0) for column in columns]
-    while sum(widths) + _GAP * (len(widths) - 1) > terminal:
-        place = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
-        if widths[place] <= least[place]:
-            break
-        widths[place] -= 1
-    return [max(one, 1) for one in widths]
+    widths = [max(1, *map(cell_len, column)) for column in columns]
+    for pattern in (r"\S+", _PIECE):
+        least = [max((cell_len(one) for cell in column for one in re.findall(pattern, cell)), default=1) for column in columns]
+        while terminal is not None and _across(widths) > terminal and any(map(gt, widths, least)):
+            widths[max((i for i, one in enumerate(widths) if one > least[i]), key=widths.__getitem__)] -= 1
+    while terminal is not None and len(widths) > 1 and _across(widths) > terminal:
+        widths.pop()
+    return [[_broken(cell, width) for cell in column] for column, width in zip(columns, widths, strict=False)], widths
+
+
+def _across(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _broken(text: str, width: int) -> str:
+    """Break the words that are longer than a line behind their signs."""
+    if len(text) <= width:
+        return text
+    lines = [""]
+    for word in text.split(" "):
+        pieces = [word] if len(word) <= width else re.findall(_PIECE, word)
+        for number, piece in enumerate(pieces):
+            joined = f"{lines[-1]} {piece}" if number == 0 and lines[-1] else lines[-1] + piece
+            if len(joined) <= width or not lines[-1]:
+                lines[-1] = joined
+            else:
+                lines.append(piece)
+    return "\n".join(lines)
+
+
+def wrapped(text: str, more: str = "") -> str:
+    """Wrap lines that are too long for the terminal, with `more` before further lines; off a terminal leave them."""
+    if not sys.stdout.isatty():
+        return text
+    width = get_terminal_size().columns
+    return "\n".join(
+        line
+        if len(_PAINT.sub("", line)) <= width or line.lstrip().startswith("moesim ")
+        else fill(line, width, subsequent_indent=re.sub(r"\S.*", "", line) + more, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
@@ -519,11 +519,23 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
         lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")
     lines += [_ENDLESS] if any(map(_grew, done)) else []
     lines += uncertain_orders(done)
-    if idle := [row for row in done if row.get("prefetches") and row.get("n_prefetches") == 0]:
-        lines.append(f"prefetching is on, but nothing was prefetched: {_whose(idle, done)}")
+    idle = [(why, row) for row in done if row.get("prefetches") and row.get("n_prefetches") == 0 for why in _never(row)]
+    for why in dict.fromkeys(why for why, _ in idle):
+        lines.append(f"nothing was prefetched, as {why}: {_whose([row for one, row in idle if one == why], done)}")
     lines += same_results(done)
     lines += [note for note in _other_notes(done, common) if not note.startswith(GREW)]
     return lines + cost_notes(done)
+
+
+def _never(row: Row) -> Iterator[str]:
+    """Yield why a policy that prefetches did not, if the records of its run prove it."""
+    if row.get("resident_rate") == 1:
+        yield "all experts were in the cache already"
+    elif (row.get("pcie_share") or 0) >= _BUSY:
+        yield "demand copies kept the link busy"
+
+
+_BUSY: Final = 0.99  # share of the time
 
 
 def _bare(value: Any) -> str:
@@ -582,7 +594,8 @@ def result_table(
         if terminal and width
         else shown.below
     )
-    return render(shown.names, shown.cells, form, shown.right, bold=shown.best) + "\n" + separator.join(below) + "\n"
+    table = render(shown.names, shown.cells, form, shown.right, bold=shown.best, whole=wide)
+    return table + "\n" + separator.join(below) + "\n"
 
 
 def result_html(rows: Sequence[Row]) -> str:

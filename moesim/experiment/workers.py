@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from moesim.core.files import OutputFolder
 from moesim.core.processes import apart, context, paused
 from moesim.core.text import note
-from moesim.errors import ConfigError, InputError, SimulationError, TraceError, describe_exception
+from moesim.errors import ConfigError, InputError, SimulationError, TraceError, describe_exception, install
 from moesim.experiment.routing import GIVEN
 from moesim.experiment.runner import Examine, Kept, run_one
 from moesim.experiment.store import DATASET, OWNER, code_digest
@@ -162,7 +162,7 @@ class Cluster:
             distributed: Any = import_module("distributed")
         except ImportError:
             raise ConfigError(
-                "--scheduler: expected Dask to be installed, got no module 'distributed'; pip install 'moesim[cluster]'"
+                f"--scheduler: expected Dask to be installed, got no module 'distributed'; {install('cluster')}"
             ) from None
         for name in ("distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what a user must know is said below, in one line

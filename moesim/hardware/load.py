@@ -85,7 +85,10 @@ def read_profile(
             source = {str(key): value for key, value in source.items()}
             dotted = [key for key in source if "." in key]
             more = {key: source[key] for key in dotted if not key.startswith((DOTTED, PARTS))}
-            raw = whole_form({key: value for key, value in source.items() if key not in more or "parts" in source}, place)
+            raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
+            if "parts" in source and more:  # the rules go by what replaces their numbers; copies of an engine come after them
+                more = {key: value for key, value in more.items() if _of_an_engine(key, raw)}
+                raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
             raw = _costed(raw, engine, place)
             return (override(raw, more, place) if more else raw), None, dotted
         if not isinstance(source["base"], (str, Path)):
@@ -112,6 +115,12 @@ def read_profile(
                 _check_has(raw, key, place)
                 override_one(raw, key, value, place)
     return raw, None if path is None else str(path), list(overrides)
+
+
+def _of_an_engine(key: str, raw: Mapping[str, Any]) -> bool:
+    """Whether a dotted key is of copies that a machine from its parts has with an engine only."""
+    first, link, copies, *_ = [*key.split("."), "", ""]
+    return first == "links" and copies not in (raw["links"].get(link) or {})
 
 
 def _parts(text: str, place: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Recording of routing traces from the real gates of a model (needs ``moesim[record]``).
+"""Recording of routing traces from the real gates of a model (needs the extra ``record``).
 
 Only this package and ``moesim.live`` import torch.
 """

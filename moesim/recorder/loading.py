@@ -13,6 +13,7 @@ import torch
 import transformers as _transformers
 from safetensors import SafetensorError
 
+from moesim.errors import install
 from moesim.recorder import RecordError, check_model_name
 from moesim.recorder.routers import Router
 
@@ -70,7 +71,7 @@ class LoadOptions:
         if self.gpu_memory and not torch.cuda.is_available():
             raise RecordError("--gpu-memory: expected a CUDA device, got none; leave the option out")
         if self.device_map and not _installed("accelerate"):
-            raise RecordError("--device-map: expected the package accelerate, got none; install moesim[record]")
+            raise RecordError(f"--device-map: expected the package accelerate, got none; {install('record')}")
         if self.memory is not None and not self.stream_layers:
             raise RecordError(
                 "--memory: expected --stream-layers with it, got none; --cpu-memory bounds what --device-map auto takes"

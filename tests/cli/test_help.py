@@ -44,15 +44,17 @@ def words_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["", *ALL])
-def test_help_is_there(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_help_fits_a_screen(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*name.split(), "--help"]) == 0
     captured = capsys.readouterr()
     assert captured.err == "" and "Usage: " in captured.out
     if name in COMMANDS:
         assert example(name) in captured.out, "the line must not be broken or cut"
-        eaten = [one.name for one in COMMANDS[name].params if "[" in (getattr(one, "help", None) or "")]
-        assert not eaten, "words in brackets are taken for markup and not shown: give a default in words as show_default"
+    lines = captured.out.splitlines()
+    assert sum(-(-len(line) // 80) or 1 for line in lines) <= 50, "lines of a screen"
+    assert not [line for line in lines if len(line) > 80 and not EXAMPLE.fullmatch(line)]
+    assert not [line for line in lines[1:] if line.endswith("...")], "a summary is cut: shorten its first sentence"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -78,7 +80,7 @@ def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     if not HAS_TRACE:
         pytest.skip("the shipped traces are not here")
     if name in MEASURES:
-        pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
+        pytest.importorskip("torch", reason="measuring and replaying need torch: the extra profile")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
     monkeypatch.chdir(tmp_path)

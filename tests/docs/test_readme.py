@@ -100,7 +100,7 @@ def test_a_command_of_the_readme_runs(
     if command[:2] == ["profile", "measure"]:
         pretend_machine(monkeypatch, 2**25)
     if command[0] in ("replay", "validate"):
-        pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
+        pytest.importorskip("torch", reason="measuring and replaying need torch: the extra profile")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
     if "--public" in command:  # some settings and figures; tests/studies and tests/docs hold them all

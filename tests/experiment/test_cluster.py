@@ -32,7 +32,7 @@ from tests.experiment.pool_kit import (
 )
 from tests.waiting import HANG_S, wait_until
 
-distributed = pytest.importorskip("distributed", reason="Dask (moesim[cluster]) is not installed")
+distributed = pytest.importorskip("distributed", reason="Dask (the extra cluster) is not installed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 N = 16

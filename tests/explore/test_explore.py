@@ -88,7 +88,10 @@ def test_without_the_extra_a_line_says_what_to_install(monkeypatch, capsys):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nicegui", None)
     assert main(["explore"]) == 2
-    assert capsys.readouterr().err == "moesim: explore: expected the package nicegui, got none; pip install nicegui\n"
+    assert (
+        capsys.readouterr().err
+        == "moesim: explore: expected the package nicegui, got none; in a checkout of moesim: pip install '.[explore]'\n"
+    )
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_served(capsys):

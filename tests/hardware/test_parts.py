@@ -341,3 +341,9 @@ def test_numbers_that_replace_those_of_parts_are_the_last_word():
     key = "devices.gpu0.memory_bytes_per_s"
     assert load_hardware({"base": box, key: 2e11}).numbers[key].value == 2e11
     assert load_hardware(box).numbers[key].value == pytest.approx(316.8e9 * 0.78)
+
+
+def test_copies_that_an_engine_adds_can_be_replaced():
+    parts = {"parts": {"gpu": "rtx 3060", "cpu": "ryzen 5 5600", "ram": "2x32 ddr4-3200"}}
+    key = "links.cpu0->gpu0.pageable.bytes_per_s"
+    assert load_hardware({**parts, key: 1e9}).numbers[key].value == 1e9

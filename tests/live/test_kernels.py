@@ -603,7 +603,7 @@ def test_power_is_what_the_driver_says(tmp_path, monkeypatch: pytest.MonkeyPatch
 def test_without_torch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     require_torch()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(KernelError, match=r"profile measure and replay need PyTorch: .*pip install 'moesim\[profile\]'"):
+    with pytest.raises(KernelError, match=r"profile measure and replay need PyTorch: .*pip install '\.\[profile\]'"):
         require_torch()
 
 

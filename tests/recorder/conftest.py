@@ -1,4 +1,4 @@
-"""Tests of the recorder need moesim[record]: without it they are not collected."""
+"""Tests of the recorder need the extra record: without it they are not collected."""
 
 from __future__ import annotations
 

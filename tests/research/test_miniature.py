@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="recorder tests need torch: install moesim[record]")
-pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
-pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[record]")
+pytest.importorskip("torch", reason="recorder tests need torch: the extra record")
+pytest.importorskip("transformers", reason="recorder tests need transformers: the extra record")
+pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: the extra record")
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
