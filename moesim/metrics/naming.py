@@ -59,6 +59,33 @@ def cache_asked(row: Mapping[str, Any]) -> str:
     return f"{ratio:g}" if isinstance(ratio, int | float) else format_size(budget or 0)
 
 
+def value_in_words(value: Any, name: str = "") -> Any:
+    """Write a mapping as words, such as where the KV cache lies; other values of a setting stay as they are.
+
+    >>> value_in_words('{"host": 0.5, "resident": 4096}', "kv"), value_in_words(None, "kv")
+    ('50 % of KV in host, streamed but for 4,096 tokens', 'KV as placed')
+    >>> value_in_words('{"n": 3, "accept": 0.7}', "drafts"), value_in_words(8, "batch_size")
+    ('n 3, accept 0.7', 8)
+    """
+    if name == "kv":
+        place = WorkloadSpec(kv=value).kv_place if isinstance(value, str) else None
+        near = f" but for {place.resident:,} tokens" if place and place.resident else ""
+        return f"{100 * place.host:g} % of KV in host, {place.read}{near}" if place else "KV as placed"
+    return re.sub(r'[{}":]', "", value) if isinstance(value, str) and value.startswith("{") else value
+
+
+def setting_in_words(value: Any, name: str) -> str:
+    """Write a setting with its value.
+
+    >>> setting_in_words(8, "batch_size"), setting_in_words(0.5, "cache_ratio"), setting_in_words("mixtral-8x7b", "model")
+    ('batch 8', 'cache ratio 0.5', 'mixtral-8x7b')
+    """
+    if name.endswith("_bytes") and isinstance(value, int):
+        value = format_size(value)
+    shown = "-" if value is None and name != "kv" else value_in_words(value, name)
+    return str(shown) if name in ("model", "hardware", "trace", "kv") else f"{COLUMNS[name].word} {shown}"
+
+
 LABEL: Final = "label"
 """Key of a policy in an experiment: its name in tables and figures."""
 
