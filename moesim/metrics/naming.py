@@ -78,12 +78,13 @@ def setting_in_words(value: Any, name: str) -> str:
     """Write a setting with its value.
 
     >>> setting_in_words(8, "batch_size"), setting_in_words(0.5, "cache_ratio"), setting_in_words("mixtral-8x7b", "model")
-    ('batch 8', 'cache ratio 0.5', 'mixtral-8x7b')
+    ('batch 8', 'cache 0.5', 'mixtral-8x7b')
     """
     if name.endswith("_bytes") and isinstance(value, int):
         value = format_size(value)
     shown = "-" if value is None and name != "kv" else value_in_words(value, name)
-    return str(shown) if name in ("model", "hardware", "trace", "kv") else f"{COLUMNS[name].word} {shown}"
+    word = COLUMNS[name].word.removesuffix(" ratio")
+    return str(shown) if name in ("model", "hardware", "trace", "kv") else f"{word} {shown}"
 
 
 LABEL: Final = "label"

@@ -14,6 +14,8 @@ from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS, setting_in_words
 
 TIE: Final = 1.02
 """A lead below this is none where there are no random repetitions to judge it by."""
+_MANY: Final = 24  # settings; more are no bars
+_LINES: Final = {"batch_size": "throughput", "prompt_tokens": "speed_by_context"}
 _NAMED: Final = 3
 """Winners, values or policies that the sentence names."""
 
@@ -40,7 +42,7 @@ MERITS: Final = (
     ),
     Merit("decode_tokens_per_s", "decode_speed", "decodes fastest", "decodes", "tokens/s", "as fast as"),
     Merit("prefill_tokens_per_s", "prefill_speed", "reads prompts fastest", "reads", "prompt tokens/s", "as fast as"),
-    Merit("hit_rate", "hit_rate", "finds most experts on the GPU", "finds", "% of experts on the GPU", "as many as", 100.0),
+    Merit("hit_rate", "hit_rate", "finds most experts on the GPU", "finds", "% of lookups", "as many as", 100.0),
 )  # fmt: skip
 """The first that a run has ranks all."""
 
@@ -54,10 +56,15 @@ class Cell:
     tied: Sequence[str]  # the best, and those that cannot be told apart from it
     lead: tuple[float, float, float]  # of the best over the next that is not tied: ratio, and its 95 % interval
     drawn: bool  # whether there are random repetitions
+    waits: Mapping[str, float]  # median seconds to the first token, of served workloads
 
     @property
     def won(self) -> bool:
         return len(self.tied) == 1 < len(self.values)
+
+    def value(self, name: str, merit: Merit) -> str:
+        wait = f", first token after {digits(self.waits[name])} s" if name in self.waits and not merit.less else ""
+        return f"{digits(self.values[name])} {merit.unit}{wait}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Answer:
 
     sentence: str
     below: str  # which policies were not ranked; may be empty
-    merit: Merit | None
+    figure: str  # kind that shows it; empty if none does
     best: Mapping[tuple[str, str], bool]
 
 
@@ -84,9 +91,9 @@ def answer_of(rows: Sequence[Row]) -> Answer:
     if merit is None:
         first = next((str(row["error"]) for row in rows if row.get("error")), "")
         failed = f"The run failed: {first}" if len(rows) == 1 else f"All {len(rows)} runs failed, the first: {first}"
-        return Answer("No run has a speed." if done else failed.rstrip(".") + ".", "", None, {})
+        return Answer("No run has a speed." if done else failed.rstrip(".") + ".", "", "", {})
     known = [row for row in done if number(row, merit.key) is not None]
-    why = {"oracle": [row for row in known if row.get("source_label") == "oracle"], "not exact": [*filter(is_lossy, known)]}
+    why = {"an oracle": [row for row in known if row.get("source_label") == "oracle"], "not exact": [*filter(is_lossy, known)]}
     ranked = [row for row in known if not any(row in some for some in why.values())] or known
     apart = {str(row["policy"]): word for word, some in why.items() for row in some if row not in ranked}
     groups: dict[str, list[Row]] = {}
@@ -95,15 +102,21 @@ def answer_of(rows: Sequence[Row]) -> Answer:
         groups.setdefault(str(setting_of(row, several=several)), []).append(row)
     cells = {key: _cell(group, merit, several=several) for key, group in groups.items()}
     best = {(name, key): cell.won for key, cell in cells.items() if len(cell.values) > 1 for name in cell.tied}
+    figure = next(
+        (kind for name, kind in _LINES.items() if len(cells) > _MANY and name in _varied([*cells.values()])), merit.figure
+    )
     below = f"Not ranked: {', '.join(f'{name} ({word})' for name, word in apart.items())}." if apart else ""
-    return Answer(_sentence(list(cells.values()), merit, ranked), below, merit, best)
+    return Answer(_sentence(list(cells.values()), merit, ranked), below, figure, best)
 
 
 def _cell(rows: Sequence[Row], merit: Merit, *, several: bool) -> Cell:
     draws: dict[str, dict[Any, list[float]]] = {}  # policy -> requests that were drawn -> values
+    waits: dict[str, list[float]] = {}
     for row in rows:
         drawn = (row.get("trace"), row.get("requests_drawn") or row.get("repeat"))
         draws.setdefault(str(row["policy"]), {}).setdefault(drawn, []).append(number(row, merit.key, merit.scale) or 0.0)
+        if (wait := number(row, "ttft_p50_ns", 1 / NS_PER_S)) is not None:
+            waits.setdefault(str(row["policy"]), []).append(wait)
     means = {name: {draw: fmean(values) for draw, values in of.items()} for name, of in draws.items()}
     at = {name: fmean(of.values()) for name, of in means.items()}
     first, *others = sorted(at, key=lambda name: at[name] if merit.less else -at[name])
@@ -112,7 +125,10 @@ def _cell(rows: Sequence[Row], merit: Merit, *, several: bool) -> Cell:
     tied = [first, *(name for name in others if name not in apart)]
     lead = leads[apart[0]] if apart else (1.0, 1.0, 1.0)
     setting = setting_of(rows[0], several=several)
-    return Cell(setting, {name: at[name] for name in (first, *others)}, tied, lead, any(len(of) > 1 for of in means.values()))
+    return Cell(
+        setting, {name: at[name] for name in (first, *others)}, tied, lead, any(len(of) > 1 for of in means.values()),
+        {name: fmean(values) for name, values in waits.items()},
+    )  # fmt: skip
 
 
 def _lead(more: Mapping[Any, float], less: Mapping[Any, float]) -> tuple[float, float, float]:
@@ -128,69 +144,59 @@ def _lead(more: Mapping[Any, float], less: Mapping[Any, float]) -> tuple[float, 
 
 
 def _sentence(cells: Sequence[Cell], merit: Merit, rows: Sequence[Row]) -> str:
-    names = list(dict.fromkeys(str(row["policy"]) for row in rows))
-    if len(names) == 1:
-        return _alone(names[0], cells, merit)
+    first, *others = cells[0].values
+    if len({str(row["policy"]) for row in rows}) == 1:
+        if len(cells) == 1:
+            return f"{first} {merit.does} {cells[0].value(first, merit)}."
+        ends = [pick(cells, key=lambda cell: cell.values[first]) for pick in (min, max)]
+        low, high = (f"{digits(end.values[first])} ({_where([end], cells)})" for end in ends)
+        return f"{first} {merit.does} from {low} to {high} {merit.unit}."
     if len(cells) > 1:
-        return _over(cells, merit)
-    (cell,) = cells
-    if not cell.won:
-        return f"No policy is clearly ahead: {_tied(cell, merit)}, {_why(cells)}."
-    first, second, *_ = cell.values
-    tokens = [value for row in rows if row["policy"] == first and (value := number(row, "ttft_p50_ns", 1 / NS_PER_S)) is not None]
-    wait = f", with the first token after {digits(fmean(tokens), 3)} s (median)" if tokens and not merit.less else ""
-    return f"{first} {merit.best}: {digits(cell.values[first])} {merit.unit}{wait}, {_times(cells, merit)} {second}."
+        return f"{_and(_over(cells, merit))}."
+    if cells[0].won:
+        return f"{first} {merit.best}: {cells[0].value(first, merit)}, {_times(cells, merit, others[0])}."
+    tied = [f"{name} ({cells[0].value(name, merit)})" for name in cells[0].tied]
+    more = [f"{len(tied) - _NAMED} more"] if len(tied) > _NAMED else []
+    return f"No policy is clearly ahead: {_and([*tied[:_NAMED], *more])} cannot be told apart, {_why(cells)}."
 
 
-def _alone(name: str, cells: Sequence[Cell], merit: Merit) -> str:
-    if len(cells) == 1:
-        return f"{name} {merit.does} {digits(cells[0].values[name])} {merit.unit}."
-    ends = [pick(cells, key=lambda cell: cell.values[name]) for pick in (min, max)]
-    low, high = (f"{digits(end.values[name])} ({_where([end], cells)})" for end in ends)
-    return f"{name} {merit.does} from {low} to {high} {merit.unit}, over {len(cells)} settings."
-
-
-def _over(cells: Sequence[Cell], merit: Merit) -> str:
+def _over(cells: Sequence[Cell], merit: Merit) -> list[str]:
     """Count the settings that each policy wins, and name them where that takes few words."""
     won: dict[str, list[Cell]] = {}
     for cell in cells:
         won.setdefault(cell.tied[0] if cell.won else "", []).append(cell)
-    none = won.pop("", [])
-    alone, tied = ([cell for cell in none if (len(cell.values) == 1) == one] for one in (True, False))
-    parts = []
-    for name, of in sorted(won.items(), key=lambda one: -len(one[1])):
-        if len(parts) == _NAMED:
-            parts.append(f"{len(won) - _NAMED} other{'s' if len(won) - _NAMED > 1 else ''} elsewhere")
-            break
-        many = f"all {len(cells)}" if len(of) == len(cells) else f"{len(of)} of {len(cells)}" if not parts else f"{len(of)}"
+    rest = won.pop("", [])
+    parts: list[str] = []
+    for name, of in sorted(won.items(), key=lambda one: -len(one[1]))[:_NAMED]:
+        many = (
+            f"all {len(cells)} settings" if len(of) == len(cells) else f"{len(of)}{'' if parts else f' of {len(cells)} settings'}"
+        )
         seconds = {list(cell.values)[1] for cell in of}
-        second = seconds.pop() if len(seconds) == 1 else "the second"
-        words = "" if parts else f" {merit.best}"
-        times = f"{_times(of, merit)} {second}" if not parts else _times(of)
-        parts.append(f"{name}{words} in {many}{'' if parts else ' settings'} ({_place(of, cells)}{times})")
-    if tied:
-        where = _place(tied, cells, ", ").removesuffix(", ")
-        where = f" ({where})" if where and parts else ""
-        many = f"in {len(tied)}{where} no policy" if parts else f"No policy is clearly ahead in any of {len(tied)} settings"
-        parts.append(f"{many}{' is clearly ahead' if parts else ''}, {_why(tied)}")
-    parts += [f"in {len(alone)} only one policy ran"] if alone else []
-    return f"{_and(parts)}."
+        times = _times(of, merit, seconds.pop() if len(seconds) == 1 else "the second", short=bool(parts))
+        about = ": ".join(word for word in (_where(of, cells), times) if word)
+        parts.append(f"{name}{'' if parts else f' {merit.best}'} in {many} ({about})")
+    parts += [f"{len(won) - _NAMED} more elsewhere"] if len(won) > _NAMED else []
+    if tied := [cell for cell in rest if len(cell.values) > 1]:
+        where = f" ({found})" if (found := _where(tied, cells)) and parts else ""
+        among = (
+            f"in {len(tied)}{where} no policy is clearly ahead"
+            if parts
+            else f"No policy is clearly ahead in {len(tied)} settings"
+        )
+        parts.append(f"{among}, {_why(tied)}")
+    alone = len(rest) - len(tied)
+    return [*parts, *([f"in {alone} only one policy ran"] if alone else [])]
 
 
-def _times(cells: Sequence[Cell], merit: Merit | None = None) -> str:
+def _times(cells: Sequence[Cell], merit: Merit, second: str, *, short: bool = False) -> str:
     """Write how many times better winners are than the next one; of one cell with its interval."""
-    ratios = [cell.lead[0] for cell in cells]
-    low, high = (digits(ratio, 4 if 1 < ratio < TIE else 3) if ratio < inf else "more" for ratio in (min(ratios), max(ratios)))
-    one = cells[0] if len(cells) == 1 and cells[0].drawn and merit else None
-    ends = f" (95 % interval {digits(one.lead[1])} to {digits(one.lead[2])})" if one and one.lead[2] < inf else ""
-    times = "infinitely many" if low == "more" else low if low == high else f"{low} to {high}"
-    return f"{times} times{ends}{f' {merit.ratio}' if merit else ''}"
-
-
-def _tied(cell: Cell, merit: Merit) -> str:
-    shown = [f"{name} ({digits(cell.values[name])} {merit.unit})" for name in cell.tied[:_NAMED]]
-    rest = len(cell.tied) - len(shown)
-    return f"{_and([*shown, *([f'{rest} more'] if rest else [])])} cannot be told apart"
+    ratios = [cell.lead[0] for cell in cells if cell.lead[0] < inf]
+    if not ratios:
+        return f"{second} none"
+    low, high = (digits(ratio, 4 if ratio < TIE else 3) for ratio in (min(ratios), max(ratios)))
+    interval = f" (95 % interval {digits(cells[0].lead[1])} to {digits(cells[0].lead[2])})"
+    shown = interval if len(cells) == 1 and cells[0].drawn and not short else ""
+    return f"{low if low == high else f'{low} to {high}'} times{shown}{'' if short else f' {merit.ratio} {second}'}"
 
 
 def _why(cells: Sequence[Cell]) -> str:
@@ -198,24 +204,29 @@ def _why(cells: Sequence[Cell]) -> str:
     return "given the variation between random repetitions" if drawn else f"with less than {100 * (TIE - 1):.0f} % between them"
 
 
-def _place(of: Sequence[Cell], cells: Sequence[Cell], end: str = ": ") -> str:
-    where = _where(of, cells) if len(of) < len(cells) else ""
-    return f"{where}{end}" if where else ""
-
-
 def _where(of: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """Name the settings by which some differ from all others: one that suffices, or of few all that vary."""
-    varied = [name for name in cells[0].setting if len({str(cell.setting[name]) for cell in cells}) > 1]
-    others = [cell for cell in cells if cell not in of]
+    varied, differ = _varied(cells), _varied(of)
     for name in varied:
         mine = list(dict.fromkeys(cell.setting[name] for cell in of))
-        if len(mine) <= _NAMED and not any(cell.setting[name] in mine for cell in others):
-            first, *rest = (setting_in_words(value, name) for value in mine)
-            word = first.removesuffix(str(mine[0]))
-            return _and([first, *(one.removeprefix(word) for one in rest)])
+        if len(mine) <= _NAMED and not any(cell.setting[name] in mine for cell in cells if cell not in of):
+            return _values(mine, name) if len(of) < len(cells) else ""
     if len(of) > _NAMED:
         return ""
+    if len(differ) < 2:
+        same = [setting_in_words(of[0].setting[name], name) for name in varied if name not in differ]
+        return " with ".join([_values([cell.setting[name] for cell in of], name) for name in differ] + [_and(same)])
     return "; ".join(", ".join(setting_in_words(cell.setting[name], name) for name in varied) for cell in of)
+
+
+def _varied(cells: Sequence[Cell]) -> list[str]:
+    return [name for name in cells[0].setting if len({str(cell.setting[name]) for cell in cells}) > 1]
+
+
+def _values(values: Sequence[Any], name: str) -> str:
+    first, *rest = (setting_in_words(value, name) for value in values)
+    word = first.removesuffix(str(values[0]))
+    return _and([first, *(one.removeprefix(word) for one in rest)])
 
 
 def _and(parts: Sequence[str]) -> str:

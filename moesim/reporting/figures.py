@@ -48,8 +48,8 @@ _OF_VARIANTS: Final = ("ladder",)  # compare a policy with the one before it, wh
 _SWEPT: Final = {"throughput": "batch_size", "speed_by_context": "prompt_tokens", "speedup_lines": ""}
 """Lines over a setting, left out where it has one value; those of `speedup_lines` are in `speedup` as well."""
 _NUMBER: Final = re.compile(r"-\d+$")  # of a further figure of a kind
-_SAID: Final = re.compile(r" ?\b(?:Simulated|Replayed|Simulated and replayed); weakest source among.*?\.(?: |$)| ?\bNotes: .*?(?=\* not exact|$)")
-"""Sentences of captions that the page has elsewhere, for all of its figures."""
+_SAID: Final = re.compile(r" ?(?:\b\w+(?: and \w+)?; weakest source among |\bNotes: |\* not exact).*$")
+"""The end of a caption, which the page has elsewhere, for all of its figures: sources, notes, and the meaning of a star."""
 _DENSITY: Final = 2  # pixels of a picture for each pixel of the page
 _WIDE: Final = 750  # pixels of the page; wider figures get a row of their own
 

@@ -14,11 +14,11 @@ from markupsafe import Markup
 from moesim.core.table import Format, render_records
 from moesim.experiment.report import Row, is_lossy, repeated
 from moesim.hardware.types import LABELS
-from moesim.metrics.naming import COLUMNS, LIVE
+from moesim.metrics.naming import LIVE
 from moesim.reporting.answer import answer_of
 from moesim.reporting.figures import csv_uri, data_uri, page_figures
 from moesim.reporting.folder import TIMELINE, ResultFolder
-from moesim.reporting.tables import notes_of, result_table, settings_of
+from moesim.reporting.tables import NAMES, notes_of, result_table, settings_of
 from moesim.reporting.timeline import Timeline, page_timeline
 
 _HERE: Final = Path(__file__).parent
@@ -62,7 +62,7 @@ def report_page(folder: ResultFolder, *, progress: bool = False) -> str:
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     answer = answer_of(rows)
-    figures, figure_notes = page_figures(folder, answer.merit.figure if answer.merit else "", progress=progress)
+    figures, figure_notes = page_figures(folder, answer.figure, progress=progress)
     experiment = _mapping(folder.resolved.get("experiment"))
     runs_name, runs_uri = csv_uri("runs", render_records(rows, Format.CSV).encode())
     environment = Environment(
@@ -87,7 +87,7 @@ def report_page(folder: ResultFolder, *, progress: bool = False) -> str:
         n_values=len({key for row in rows for key in row}),
         answer=answer,
         table=result_table(rows, answer.best),
-        names=" ".join(sorted({word for name, column in COLUMNS.items() for word in f"{name} {column.word}".replace("_", " ").lower().split()} | {"run"})),
+        names=" ".join(sorted(NAMES)),
         repeated=repeated(rows),
         figures=figures,
         figure_notes=figure_notes,

@@ -45,7 +45,7 @@
       const named = [];
       while (names.has(words[at]) && at + 1 < words.length) named.push(words[at++]);
       const text = [...named, words[at]].map((word) => word.replace(/[^\p{L}\p{N}]/gu, "\\$&")).join(" ");
-      found.push(new RegExp((named.length ? "(?<![\\w.])" : "") + text + (named.length && /^[\d.]+$/.test(words[at]) ? "(?![\\w.])" : "")));
+      found.push(new RegExp((named.length ? "(?<![\\w.])" : "") + text + (named.length && /^\d/.test(words[at]) ? "(?![\\w.])" : "")));
     }
     return found;
   }
@@ -64,7 +64,7 @@
     for (const row of rows) row.element.hidden = !visible.has(row);
     const first = shown.length ? page * PAGE + 1 : 0;
     const last = Math.min((page + 1) * PAGE, shown.length);
-    const which = pages > 1 ? `runs ${first} to ${last} of ${shown.length}` : `${shown.length} runs`;
+    const which = pages > 1 ? `runs ${first} to ${last} of ${shown.length}` : `${shown.length} run${shown.length === 1 ? "" : "s"}`;
     count.textContent = shown.length < rows.length ? `${which} (${rows.length} in all)` : which;
     before.hidden = after.hidden = pages === 1;
     before.disabled = page === 0;

@@ -142,16 +142,34 @@ def found_by(row: Row) -> str:
     """Write what a filter is compared with: a run's names, and each setting behind its name, as shown and as in files.
 
     >>> found_by({"run": 3, "policy": "Ours", "policy_name": "dali", "batch_size": 8, "cache_ratio": 0.25})
-    'run 3 ours dali {} cache 25% cache 0.25 batch 8 batch size 8 cache ratio 0.25 cache ratio 0.25'
+    'run 3 ours dali cache 25% batch 8 batch size 8 cache 0.25 cache ratio 0.25'
     """
-    words = [f"run {row.get('run')}", row["policy"], row.get("policy_name") or "", row.get("policy_options") or "{}"]
-    share = number(row, "cache_ratio")
-    words += [] if share is None else [f"cache {100 * share:g}%", f"cache {share:g}"]
+    share, options = number(row, "cache_ratio"), value_in_words(row.get("policy_options") or "")
+    words = [f"run {row.get('run')}", row["policy"], row.get("policy_name") or "", options]
+    words += [] if share is None else [f"cache {100 * share:g}%"]
     for name in COLUMNS:
         if row.get(name) is not None:
             words += [setting_in_words(row[name], name), f"{name} {value_in_words(row[name], name)}"]
-    words += ["not exact" if is_lossy(row) else "", row.get("source_label") or "", f"failed: {row['error']}" if row.get("error") else ""]
-    return " ".join(re.sub(r"[_=]", " ", " ".join(map(str, words))).lower().split())
+    words += ["not exact"] if is_lossy(row) else [f"failed {row['error']}"] if row.get("error") else []
+    return " ".join(re.sub(r"[_=:,]", " ", " ".join(map(str, words))).lower().split())
+
+
+NAMES: Final = frozenset(re.split("[_ ]", " ".join(f"{name} {column.word.lower()}" for name, column in COLUMNS.items()) + " run"))
+"""Words that a filter reads together with the word behind them."""
+
+
+def filter_patterns(typed: str) -> list[re.Pattern[str]]:
+    """Read a filter as the page's script does: names of settings with their value, other words alone; all must be found."""
+    words = [word for word in re.split(r"[\s=_:,]+", typed[:200].lower()) if word]
+    found, named = list[re.Pattern[str]](), list[str]()
+    for at, word in enumerate(words, 1):
+        named.append(re.escape(word))
+        if word in NAMES and at < len(words):
+            continue
+        ends = ("(?<![\\w.])", "(?![\\w.])" if word[:1].isdigit() else "") if len(named) > 1 else ("", "")
+        found.append(re.compile(ends[0] + " ".join(named) + ends[1]))
+        named = []
+    return found
 
 
 def result_table(rows: Sequence[Row], best: Mapping[tuple[str, str], bool]) -> ResultTable:
