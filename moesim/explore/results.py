@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from moesim.api.run import load
 from moesim.core.units import NS_PER_MS, digits
 from moesim.errors import ConfigError
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS, value_in_words
-from moesim.reporting.tables import filter_patterns, found_by
+from moesim.reporting.tables import NAMES, found_by
 
 _METRICS: Final = {
     "decode_tokens_per_s": ("decode, tokens/s", 1.0), "prefill_tokens_per_s": ("prompt, tokens/s", 1.0),
@@ -73,6 +74,20 @@ class Opened:
 
 def _image(figure: Any) -> str:
     return "data:image/png;base64," + b64encode(figure._repr_png_()).decode()
+
+
+def filter_patterns(typed: str) -> list[re.Pattern[str]]:
+    """Read a filter as the page's script does: names of settings with their value, other words alone; all must be found."""
+    words = [word for word in re.split(r"[\s=_:,]+", typed[:200].lower()) if word]
+    found, named = list[re.Pattern[str]](), list[str]()
+    for at, word in enumerate(words, 1):
+        named.append(re.escape(word))
+        if word in NAMES and at < len(words):
+            continue
+        ends = ("(?<![\\w.])", "(?![\\w.])" if word[:1].isdigit() else "") if len(named) > 1 else ("", "")
+        found.append(re.compile(ends[0] + " ".join(named) + ends[1]))
+        named = []
+    return found
 
 
 def _head(name: str) -> str:

@@ -71,7 +71,7 @@ def value_in_words(value: Any, name: str = "") -> Any:
         place = WorkloadSpec(kv=value).kv_place if isinstance(value, str) else None
         near = f" but for {place.resident:,} tokens" if place and place.resident else ""
         return f"{100 * place.host:g} % of KV in host, {place.read}{near}" if place else "KV as placed"
-    return re.sub(r'[{}":]', "", value) if isinstance(value, str) and value.startswith("{") else value
+    return re.sub(r'[{}"]|:(?= )', "", value) if isinstance(value, str) and value.startswith("{") else value
 
 
 def setting_in_words(value: Any, name: str) -> str:

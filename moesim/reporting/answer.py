@@ -93,20 +93,22 @@ def answer_of(rows: Sequence[Row]) -> Answer:
         failed = f"The run failed: {first}" if len(rows) == 1 else f"All {len(rows)} runs failed, the first: {first}"
         return Answer("No run has a speed." if done else failed.rstrip(".") + ".", "", "", {})
     known = [row for row in done if number(row, merit.key) is not None]
-    why = {"an oracle": [row for row in known if row.get("source_label") == "oracle"], "not exact": [*filter(is_lossy, known)]}
-    ranked = [row for row in known if not any(row in some for some in why.values())] or known
-    apart = {str(row["policy"]): word for word, some in why.items() for row in some if row not in ranked}
+    ranked = [row for row in known if not _why_not(row)] or known
+    apart = {str(row["policy"]): why for row in known if len(ranked) < len(known) and (why := _why_not(row))}
     groups: dict[str, list[Row]] = {}
     several = repeated(rows)
     for row in ranked:
         groups.setdefault(str(setting_of(row, several=several)), []).append(row)
     cells = {key: _cell(group, merit, several=several) for key, group in groups.items()}
     best = {(name, key): cell.won for key, cell in cells.items() if len(cell.values) > 1 for name in cell.tied}
-    figure = next(
-        (kind for name, kind in _LINES.items() if len(cells) > _MANY and name in _varied([*cells.values()])), merit.figure
-    )
-    below = f"Not ranked: {', '.join(f'{name} ({word})' for name, word in apart.items())}." if apart else ""
+    lines = [kind for name, kind in _LINES.items() if len(cells) > _MANY and name in _varied([*cells.values()])]
+    figure = lines[0] if lines and merit.figure == "decode_speed" else merit.figure
+    below = f"Not ranked: {', '.join(f'{name} ({why})' for name, why in apart.items())}." if apart else ""
     return Answer(_sentence(list(cells.values()), merit, ranked), below, figure, best)
+
+
+def _why_not(row: Row) -> str:
+    return "an oracle" if row.get("source_label") == "oracle" else "not exact" if is_lossy(row) else ""
 
 
 def _cell(rows: Sequence[Row], merit: Merit, *, several: bool) -> Cell:

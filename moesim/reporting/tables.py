@@ -158,20 +158,6 @@ NAMES: Final = frozenset(re.split("[_ ]", " ".join(f"{name} {column.word.lower()
 """Words that a filter reads together with the word behind them."""
 
 
-def filter_patterns(typed: str) -> list[re.Pattern[str]]:
-    """Read a filter as the page's script does: names of settings with their value, other words alone; all must be found."""
-    words = [word for word in re.split(r"[\s=_:,]+", typed[:200].lower()) if word]
-    found, named = list[re.Pattern[str]](), list[str]()
-    for at, word in enumerate(words, 1):
-        named.append(re.escape(word))
-        if word in NAMES and at < len(words):
-            continue
-        ends = ("(?<![\\w.])", "(?![\\w.])" if word[:1].isdigit() else "") if len(named) > 1 else ("", "")
-        found.append(re.compile(ends[0] + " ".join(named) + ends[1]))
-        named = []
-    return found
-
-
 def result_table(rows: Sequence[Row], best: Mapping[tuple[str, str], bool]) -> ResultTable:
     """Make the table of results; `best` is that of `moesim.reporting.answer.Answer`."""
     several = repeated(rows)

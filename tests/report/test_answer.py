@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from moesim.explore.results import filter_patterns
 from moesim.reporting.answer import answer_of
-from moesim.reporting.tables import filter_patterns, found_by
+from moesim.reporting.tables import found_by
 from tests.report.report_kit import failed, row
 
 
@@ -61,8 +62,8 @@ SENTENCES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "batch sizes, and a tie": (
         [row(0, "lru", batch_size=b, decode_tokens_per_s=10.0) for b in (1, 4, 8)] +
         [row(0, "dali", batch_size=b, decode_tokens_per_s=speed) for b, speed in ((1, 12.0), (4, 13.0), (8, 10.1))],
-        "dali decodes fastest in 2 of 3 settings (batch 1 and 4: 1.2 to 1.3 times as fast as lru) and in 1 (batch 8) no policy is "
-        "clearly ahead, with less than 2 % between them.",
+        "dali decodes fastest in 2 of 3 settings (batch 1 and 4: 1.2 to 1.3 times as fast as lru) and in 1 (batch 8) no policy "
+        "is clearly ahead, with less than 2 % between them.",
     ),
     "everywhere": (
         [row(0, name, batch_size=b, decode_tokens_per_s=speed) for b in (1, 4) for name, speed in (("lru", 1.0), ("dali", 2.0))],

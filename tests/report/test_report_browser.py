@@ -297,6 +297,6 @@ def test_keys(watched: Watched, file: Path):
 def test_without_javascript_everything_but_the_timeline_is_there(watched: Watched, file: Path):
     page = watched.open(file, java_script_enabled=False)
     assert visible_rows(page).count() == N_RUNS
-    assert page.locator("img").is_visible()
+    assert page.locator("img").first.is_visible()
     assert "drawn by JavaScript" in page.locator("#timeline").inner_text()
     assert page.locator("canvas").count() == 0
