@@ -13,6 +13,7 @@ from moesim.core.units import format_size
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.hardware.read import flatten
 from moesim.trace.workload import WorkloadSpec
+from moesim.trace.workload.spec import IN_WORDS
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
@@ -62,15 +63,11 @@ def cache_asked(row: Mapping[str, Any]) -> str:
 def value_in_words(value: Any, name: str = "") -> Any:
     """Write a mapping as words, such as where the KV cache lies; other values of a setting stay as they are.
 
-    >>> value_in_words('{"host": 0.5, "resident": 4096}', "kv"), value_in_words(None, "kv")
-    ('50 % of KV in host, streamed but for 4,096 tokens', 'KV as placed')
     >>> value_in_words('{"n": 3, "accept": 0.7}', "drafts"), value_in_words(8, "batch_size")
     ('n 3, accept 0.7', 8)
     """
-    if name == "kv":
-        place = WorkloadSpec(kv=value).kv_place if isinstance(value, str) else None
-        near = f" but for {place.resident:,} tokens" if place and place.resident else ""
-        return f"{100 * place.host:g} % of KV in host, {place.read}{near}" if place else "KV as placed"
+    if name in IN_WORDS:
+        return IN_WORDS[name](value)
     return re.sub(r'[{}"]|:(?= )', "", value) if isinstance(value, str) and value.startswith("{") else value
 
 
@@ -82,9 +79,9 @@ def setting_in_words(value: Any, name: str) -> str:
     """
     if name.endswith("_bytes") and isinstance(value, int):
         value = format_size(value)
-    shown = "-" if value is None and name != "kv" else value_in_words(value, name)
+    shown = "-" if value is None and name not in IN_WORDS else value_in_words(value, name)
     word = COLUMNS[name].word.removesuffix(" ratio")
-    return str(shown) if name in ("model", "hardware", "trace", "kv") else f"{word} {shown}"
+    return str(shown) if name in ("model", "hardware", "trace", *IN_WORDS) else f"{word} {shown}"
 
 
 LABEL: Final = "label"
