@@ -16,7 +16,7 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 15_260,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; memory moves
     "studies": 13_245,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
-    "trace": 10_187,  # 7,200; words of a KV place; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache; tables
+    "trace": 10_187,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache, its words
     "live": 6_083,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_850,  # 4,300; latency by load, goodput, requests and slots over time; the best setting
     "experiment": 5_135,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
