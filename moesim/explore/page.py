@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ TABS: Final = {
 }  # fmt: skip
 _COMPARED: Final = (LLAMA_CPP, "kt-expert", "fiddler", "hybrimoe-code", "lru")
 _PARTS, _PROFILE = "Parts", "Profile"
+_REST_S: Final = 0.1  # without another choice, after which the open tab follows: it takes the thread that the next answer needs
 
 
 class Page:
@@ -165,7 +167,9 @@ class Page:
             return
         self.busy.hide()
         LOG.info("answer in %.0f ms: %s", 1000 * (time.perf_counter() - began), question)
-        await self.refresh_tab()
+        await asyncio.sleep(_REST_S)
+        if question == self.question:
+            await self.refresh_tab()
 
     def _show(self, found: Answer | str) -> None:
         self.answer = found if isinstance(found, Answer) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +12,8 @@ from moesim.api.result import Result
 from moesim.api.run import load
 from moesim.core.units import NS_PER_MS, digits
 from moesim.errors import ConfigError
-from moesim.experiment.report import describe_run
-from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS, value_in_words
+from moesim.reporting.tables import NAMES, found_by
 
 _METRICS: Final = {
     "decode_tokens_per_s": ("decode, tokens/s", 1.0), "prefill_tokens_per_s": ("prompt, tokens/s", 1.0),
@@ -35,7 +35,7 @@ class Opened:
         known = [name for name in (*SETTINGS, *CACHE_SETTINGS) if name in rows[0]]
         self.settings = [name for name in known if len({str(row.get(name)) for row in rows}) > 1]
         self.metrics = [name for name in _METRICS if any(row.get(name) is not None for row in rows)]
-        self._texts = [_text(row) for row in rows]
+        self._texts = [found_by(row) for row in rows]
 
     @property
     def columns(self) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ class Opened:
 
     def found(self, words: str) -> list[int]:
         """Return the runs that words mean: ``batch 8`` a setting with its value, ``lru`` any part of a name; all must fit."""
-        patterns = list(_patterns(words[:_LONGEST].lower().split()))
+        patterns = filter_patterns(words)
         return [at for at, text in enumerate(self._texts) if all(pattern.search(text) for pattern in patterns)]
 
     def rows(self, places: Sequence[int]) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ class Opened:
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         shown: dict[str, Any] = {"run": row["run"], "policy": row["policy"], "error": row.get("error") or ""}
-        shown |= {name: "" if row.get(name) is None else row[name] for name in self.settings}
+        shown |= {name: "" if row.get(name) is None else value_in_words(row[name], name) for name in self.settings}
         for name in self.metrics:
             value = row.get(name)
             shown[name] = None if value is None else float(digits(float(value) * _METRICS[name][1], 4).replace(",", ""))
@@ -76,28 +76,18 @@ def _image(figure: Any) -> str:
     return "data:image/png;base64," + b64encode(figure._repr_png_()).decode()
 
 
-_LONGEST: Final = 200  # characters of a filter
-_NAMES: Final = frozenset(word for column in COLUMNS.values() for word in column.word.split()) | {"cache", "run"}
-
-
-def _patterns(words: Sequence[str]) -> Iterator[re.Pattern[str]]:
-    """Read a filter: the name of a setting with the word after it, other words alone."""
-    at = 0
-    while at < len(words):
-        if words[at] in _NAMES and at + 1 < len(words):
-            yield re.compile(rf"\b{re.escape(words[at])} {re.escape(words[at + 1])}(?![\w.])")
-            at += 2
-        else:
-            yield re.compile(re.escape(words[at]))
-            at += 1
-
-
-def _text(row: Mapping[str, Any]) -> str:
-    """Write what a filter is compared with."""
-    settings = [f"{column.word} {row[name]}" for name, column in COLUMNS.items() if row.get(name) is not None]
-    share = row.get("cache_ratio")
-    settings += [] if share is None else [f"cache {100 * float(share):g}%", f"cache {float(share):g}"]
-    return "\n".join((describe_run(row), *settings, str(row.get("error") or ""))).lower()
+def filter_patterns(typed: str) -> list[re.Pattern[str]]:
+    """Read a filter as the page's script does: names of settings with their value, other words alone; all must be found."""
+    words = [word for word in re.split(r"[\s=_:,]+", typed[:200].lower()) if word]
+    found, named = list[re.Pattern[str]](), list[str]()
+    for at, word in enumerate(words, 1):
+        named.append(re.escape(word))
+        if word in NAMES and at < len(words):
+            continue
+        ends = ("(?<![\\w.])", "(?![\\w.])" if word[:1].isdigit() else "") if len(named) > 1 else ("", "")
+        found.append(re.compile(ends[0] + " ".join(named) + ends[1]))
+        named = []
+    return found
 
 
 def _head(name: str) -> str:

@@ -13,6 +13,7 @@ from moesim.core.units import format_size
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.hardware.read import flatten
 from moesim.trace.workload import WorkloadSpec
+from moesim.trace.workload.spec import IN_WORDS
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
@@ -57,6 +58,30 @@ def cache_asked(row: Mapping[str, Any]) -> str:
     """Write the cache that a row asks for: a share of all experts, or memory."""
     ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
     return f"{ratio:g}" if isinstance(ratio, int | float) else format_size(budget or 0)
+
+
+def value_in_words(value: Any, name: str = "") -> Any:
+    """Write a mapping as words, such as where the KV cache lies; other values of a setting stay as they are.
+
+    >>> value_in_words('{"n": 3, "accept": 0.7}', "drafts"), value_in_words(8, "batch_size")
+    ('n 3, accept 0.7', 8)
+    """
+    if name in IN_WORDS:
+        return IN_WORDS[name](value)
+    return re.sub(r'[{}"]|:(?= )', "", value) if isinstance(value, str) and value.startswith("{") else value
+
+
+def setting_in_words(value: Any, name: str) -> str:
+    """Write a setting with its value.
+
+    >>> setting_in_words(8, "batch_size"), setting_in_words(0.5, "cache_ratio"), setting_in_words("mixtral-8x7b", "model")
+    ('batch 8', 'cache 0.5', 'mixtral-8x7b')
+    """
+    if name.endswith("_bytes") and isinstance(value, int):
+        value = format_size(value)
+    shown = "-" if value is None and name not in IN_WORDS else value_in_words(value, name)
+    word = COLUMNS[name].word.removesuffix(" ratio")
+    return str(shown) if name in ("model", "hardware", "trace", *IN_WORDS) else f"{word} {shown}"
 
 
 LABEL: Final = "label"

@@ -11,6 +11,7 @@ from matplotlib.patches import Rectangle
 
 from moesim.core.colours import SERIES, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
+from moesim.metrics.naming import value_in_words
 from moesim.plots.bars import axis_of
 from moesim.plots.captions import caption, corner_label, meaning, repeats_sentence
 from moesim.plots.result_rows import (
@@ -27,7 +28,6 @@ from moesim.plots.result_rows import (
     varying,
 )
 from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, add_corner, kind, legend_above, new_figure, short, swatch, text_width
-from moesim.trace.workload import WorkloadSpec
 
 _CELL: Final = 0.2  # inches that a line of a cell is high
 _TIE: Final = 1.02  # from here on the best is no tie with the second
@@ -108,7 +108,7 @@ def _setting(one: Mapping[Any, Any], data: pd.DataFrame, others: Sequence[str], 
             words.append(f"{one[name]}{marks.get(str(one[name]), '')}")
             continue
         if name == "kv":
-            words.append(_kv_in_words(one[name]))
+            words.append(value_in_words(one[name], name))
             continue
         if name != "model":
             words.append(named(one[name], name))
@@ -117,16 +117,3 @@ def _setting(one: Mapping[Any, Any], data: pd.DataFrame, others: Sequence[str], 
         common = set.intersection(*of.values())
         words.append(", ".join(sorted(of[str(one[name])] - common - {""})) or str(one[name]).partition(" (")[0])
     return ", ".join(words)
-
-
-def _kv_in_words(written: object) -> str:
-    """Describe where the KV cache lies.
-
-    >>> _kv_in_words('{"host": 0.5, "resident": 4096}'), _kv_in_words(None)
-    ('50 % of KV in host, streamed but for 4,096 tokens', 'KV as placed')
-    """
-    place = WorkloadSpec(kv=written).kv_place if isinstance(written, str) else None
-    if place is None:
-        return "KV as placed"
-    near = f" but for {place.resident:,} tokens" if place.resident else ""
-    return f"{100 * place.host:g} % of KV in host, {place.read}{near}"

@@ -6,7 +6,7 @@ import base64
 import gzip
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,6 +48,8 @@ _OF_VARIANTS: Final = ("ladder",)  # compare a policy with the one before it, wh
 _SWEPT: Final = {"throughput": "batch_size", "speed_by_context": "prompt_tokens", "speedup_lines": ""}
 """Lines over a setting, left out where it has one value; those of `speedup_lines` are in `speedup` as well."""
 _NUMBER: Final = re.compile(r"-\d+$")  # of a further figure of a kind
+_SAID: Final = re.compile(r" ?(?:\b\w+(?: and \w+)?; weakest source among |\bNotes: |\* not exact).*$")
+"""The end of a caption, which the page has elsewhere, for all of its figures: sources, notes, and the meaning of a star."""
 _DENSITY: Final = 2  # pixels of a picture for each pixel of the page
 _WIDE: Final = 750  # pixels of the page; wider figures get a row of their own
 
@@ -72,8 +74,8 @@ class PageFigure:
     wide: bool  # whether it needs a row of its own
 
 
-def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[PageFigure], list[str]]:
-    """Collect the figures of a page."""
+def page_figures(folder: ResultFolder, first: str, *, progress: bool = False) -> tuple[list[PageFigure], list[str]]:
+    """Collect the figures of a page; one of the kind `first`, which is drawn if the folder has none, leads."""
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
 
     titles = {name: kind.title for name, kind in KINDS.items()}
@@ -83,7 +85,10 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
     if Manifest(folder.path).marked and (others := [path for path in pictures if listing(path) is None]):
         pictures = [path for path in pictures if path not in others]
         notes.append(f"Left out, since moesim did not draw them: {', '.join(path.name for path in others)}.")
-    found = _read(pictures) if pictures else _drawn(folder, notes, progress=progress)
+    found = [*(_read(pictures) if pictures else _drawn(folder, notes, progress=progress))]
+    if first and not any(_kind(name) == first for name, _ in found):
+        found = [*_drawn(folder, notes, [first], progress=progress), *found]
+    found.sort(key=lambda one: _kind(one[0]) != first)
     figures: list[PageFigure] = []
     left_out = []
     n_bytes = 0
@@ -99,9 +104,13 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
     return figures, notes
 
 
+def _kind(name: str) -> str:
+    return _NUMBER.sub("", name.partition(".")[0])
+
+
 def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> PageFigure:
     begin, _, variant = name.partition(".")
-    kind = _NUMBER.sub("", begin)
+    kind = _kind(name)
     title = titles.get(kind, kind.replace("_", " ")) + begin.removeprefix(kind).replace("-", " ")
     text = re.sub(r"\.(?=[a-z_]+=)", ", ", variant).replace("=", " ").replace("_", " ")
     png = files["png"]
@@ -112,7 +121,7 @@ def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> 
     return PageFigure(
         name=name,
         title=f"{title[0].upper()}{title[1:]}" + (f" ({text})" if text else ""),
-        caption=" ".join(files.get("txt", b"").decode("utf-8", "replace").split()),
+        caption=_SAID.sub("", " ".join(files.get("txt", b"").decode("utf-8", "replace").split())),
         uri=data_uri(png, "image/png"),
         csv_name=csv_name,
         csv_uri=data,
@@ -132,7 +141,9 @@ def _read(pictures: list[Path]) -> Iterator[tuple[str, Files]]:
             raise ConfigError(f"{picture}: expected a figure that can be read, got: {error.strerror}") from None
 
 
-def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterator[tuple[str, Files]]:
+def _drawn(
+    folder: ResultFolder, notes: list[str], wanted: Sequence[str] = (), *, progress: bool
+) -> Iterator[tuple[str, Files]]:  # fmt: skip
     """Draw what the rows allow for; a note names the kinds that they do not."""
     from moesim.plots.catalogue import KINDS, figures_of
     from moesim.plots.drawing import files_of
@@ -143,7 +154,7 @@ def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterato
     kinds = [name for name, kind in KINDS.items() if kind.source == "rows" and (one_policy or name not in _OF_VARIANTS)]
     frame, among = pd.DataFrame(done), list(dict.fromkeys(str(row["policy"]) for row in folder.rows))
     kinds = [name for name in kinds if name not in _SWEPT or (_SWEPT[name] in frame and frame[_SWEPT[name]].nunique() > 1)]
-    kinds = kinds if done else []
+    kinds = [*wanted] or kinds if done else []
     with Progress(len(kinds), enabled=progress) as bar:
         for kind in kinds:
             bar.describe(f"drawing {kind}")

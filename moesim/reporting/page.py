@@ -15,9 +15,10 @@ from moesim.core.table import Format, render_records
 from moesim.experiment.report import Row, is_lossy, repeated
 from moesim.hardware.types import LABELS
 from moesim.metrics.naming import LIVE
+from moesim.reporting.answer import answer_of
 from moesim.reporting.figures import csv_uri, data_uri, page_figures
 from moesim.reporting.folder import TIMELINE, ResultFolder
-from moesim.reporting.tables import notes_of, result_table, settings_of
+from moesim.reporting.tables import NAMES, notes_of, result_table, settings_of
 from moesim.reporting.timeline import Timeline, page_timeline
 
 _HERE: Final = Path(__file__).parent
@@ -60,7 +61,8 @@ def report_page(folder: ResultFolder, *, progress: bool = False) -> str:
     done = [row for row in rows if not row.get("error")]
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    figures, figure_notes = page_figures(folder, progress=progress)
+    answer = answer_of(rows)
+    figures, figure_notes = page_figures(folder, answer.figure, progress=progress)
     experiment = _mapping(folder.resolved.get("experiment"))
     runs_name, runs_uri = csv_uri("runs", render_records(rows, Format.CSV).encode())
     environment = Environment(
@@ -83,7 +85,9 @@ def report_page(folder: ResultFolder, *, progress: bool = False) -> str:
         runs_name=runs_name,
         runs_uri=runs_uri,
         n_values=len({key for row in rows for key in row}),
-        table=result_table(rows),
+        answer=answer,
+        table=result_table(rows, answer.best),
+        names=" ".join(sorted(NAMES)),
         repeated=repeated(rows),
         figures=figures,
         figure_notes=figure_notes,

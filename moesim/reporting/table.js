@@ -6,7 +6,8 @@
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
   const nSettings = heads.length - Math.max(0, ...[...body.querySelectorAll("td[colspan]")].map((cell) => cell.colSpan));
-  const rows = [...body.rows].map((element, order) => ({ element, order, text: element.textContent.toLowerCase() }));
+  const rows = [...body.rows].map((element, order) => ({ element, order, text: element.dataset.found }));
+  const names = new Set(table.dataset.names.split(" "));
   const collator = new Intl.Collator("en", { numeric: true });
   let shown = rows;
   let page = 0;
@@ -36,9 +37,22 @@
     filter();
   }
 
+  // A setting's name belongs to the word behind it, so that "batch 8" finds neither batch 80 nor another 8.
+  function meant(typed) {
+    const words = typed.slice(0, 200).toLowerCase().split(/[\s=_,:]+/).filter(Boolean);
+    const found = [];
+    for (let at = 0; at < words.length; at += 1) {
+      const named = [];
+      while (names.has(words[at]) && at + 1 < words.length) named.push(words[at++]);
+      const text = [...named, words[at]].map((word) => word.replace(/[^\p{L}\p{N}]/gu, "\\$&")).join(" ");
+      found.push(new RegExp((named.length ? "(?<![\\w.])" : "") + text + (named.length && /^\d/.test(words[at]) ? "(?![\\w.])" : "")));
+    }
+    return found;
+  }
+
   function filter() {
-    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-    shown = rows.filter((row) => words.every((word) => row.text.includes(word)));
+    const words = meant(box.value);
+    shown = rows.filter((row) => words.every((word) => word.test(row.text)));
     page = 0;
     show();
   }
@@ -50,7 +64,7 @@
     for (const row of rows) row.element.hidden = !visible.has(row);
     const first = shown.length ? page * PAGE + 1 : 0;
     const last = Math.min((page + 1) * PAGE, shown.length);
-    const which = pages > 1 ? `runs ${first} to ${last} of ${shown.length}` : `${shown.length} runs`;
+    const which = pages > 1 ? `runs ${first} to ${last} of ${shown.length}` : `${shown.length} run${shown.length === 1 ? "" : "s"}`;
     count.textContent = shown.length < rows.length ? `${which} (${rows.length} in all)` : which;
     before.hidden = after.hidden = pages === 1;
     before.disabled = page === 0;
@@ -67,7 +81,7 @@
 
   const box = document.createElement("input");
   box.type = "search";
-  box.placeholder = "Filter: words that a run must hold";
+  box.placeholder = "Filter, such as: lru batch 8";
   box.setAttribute("aria-label", "Filter the runs by words");
   box.addEventListener("input", filter);
   const count = document.createElement("span");

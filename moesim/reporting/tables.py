@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from moesim.core.units import NS_PER_MS
 from moesim.experiment.report import CI, Row, aggregate, busy_percent, fresh_share, is_lossy, moved_mb, number, repeated, served
 from moesim.metrics.fidelity import fresh_percent
-from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS, setting_in_words, value_in_words
+from moesim.reporting.answer import setting_of
 
 NOTHING: Final = "–"
 _MOVED_OTHER: Final = ("update", "write_back", "message", "activation")
@@ -45,6 +47,8 @@ class Line:
     cells: list[Cell]  # of a failed run those of its settings only
     error: str | None  # why it failed
     lossy: bool  # whether it computed anything else than the model asked for
+    place: str  # whether it is the best of its setting
+    found_by: str  # what a filter is compared with
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,28 @@ _CACHE: Final = (
 _REPEATS: Final = Column("repeats", "repeats: runs with other seeds that the line is the mean of", _scaled("repeats", 1), 0)
 
 
-def result_table(rows: Sequence[Row]) -> ResultTable:
-    """Make the table of results."""
+def found_by(row: Row) -> str:
+    """Write what a filter is compared with: a run's names, and each setting behind its name, as shown and as in files.
+
+    >>> found_by({"run": 3, "policy": "Ours", "policy_name": "dali", "batch_size": 8, "cache_ratio": 0.25})
+    'run 3 ours dali cache 25% batch 8 batch size 8 cache 0.25 cache ratio 0.25'
+    """
+    share, options = number(row, "cache_ratio"), value_in_words(row.get("policy_options") or "")
+    words = [f"run {row.get('run')}", row["policy"], row.get("policy_name") or "", options]
+    words += [] if share is None else [f"cache {100 * share:g}%"]
+    for name in COLUMNS:
+        if row.get(name) is not None:
+            words += [setting_in_words(row[name], name), f"{name} {value_in_words(row[name], name)}"]
+    words += ["not exact"] if is_lossy(row) else [f"failed {row['error']}"] if row.get("error") else []
+    return " ".join(re.sub(r"[_=:,]", " ", " ".join(map(str, words))).lower().split())
+
+
+NAMES: Final = frozenset(re.split("[_ ]", " ".join(f"{name} {column.word.lower()}" for name, column in COLUMNS.items()) + " run"))
+"""Words that a filter reads together with the word behind them."""
+
+
+def result_table(rows: Sequence[Row], best: Mapping[tuple[str, str], bool]) -> ResultTable:
+    """Make the table of results; `best` is that of `moesim.reporting.answer.Answer`."""
     several = repeated(rows)
     if several:
         rows = [*aggregate([row for row in rows if not row.get("error")]), *(row for row in rows if row.get("error"))]
@@ -154,7 +178,10 @@ def result_table(rows: Sequence[Row]) -> ResultTable:
     for row in rows:
         failed = bool(row.get("error"))
         shown = form[: len(settings)] if failed else form
-        lines.append(Line(str(row["policy"]), [one(row) for one in shown], str(row["error"]) if failed else None, is_lossy(row)))
+        alone = None if failed else best.get((str(row["policy"]), str(setting_of(row, several=several))))
+        place = "" if alone is None else "best" if alone else "among the best"
+        error, cells = str(row["error"]) if failed else None, [one(row) for one in shown]
+        lines.append(Line(str(row["policy"]), cells, error, is_lossy(row), place, f"{found_by(row)} {place}"))
     numeric = [any(isinstance(column.value(row), int | float) for row in rows) for column in columns]
     headings = [(column.heading, column.title, right) for column, right in zip(columns, numeric, strict=True)]
     if not done:
@@ -163,12 +190,11 @@ def result_table(rows: Sequence[Row]) -> ResultTable:
 
 
 def _setting_column(key: str) -> Column:
-    return Column(key.replace("_", " "), f"{key}: differs between runs", lambda row: _setting(row.get(key)), 0)
+    return Column(key.replace("_", " "), f"{key}: differs between runs", lambda row: _setting(row.get(key), key), 0)
 
 
-def _setting(value: Any) -> Any:
-    if isinstance(value, bool):
-        return str(value).lower()
+def _setting(value: Any, key: str) -> Any:
+    value = str(value).lower() if isinstance(value, bool) else value_in_words(value, key)
     return value if value is None or isinstance(value, int) else str(value)
 
 
@@ -219,14 +245,14 @@ def settings_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
     listed = []
     alone = ("batch_size", "n_batches", "micro_batches") if served(rows) else ()  # of batches
     for key in dict.fromkeys(("policy", "model", "hardware", "trace", *CACHE_SETTINGS, *SETTINGS)):
-        values = list(dict.fromkeys(_plain(row[key]) for row in rows if row.get(key) is not None))
+        values = list(dict.fromkeys(_plain(row[key], key) for row in rows if row.get(key) is not None))
         if values and values != ["false"] and key not in alone:
             listed.append((key.replace("_", " "), shortened(values)))
     return listed
 
 
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(_setting(value))
+def _plain(value: Any, key: str) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(_setting(value, key))
 
 
 def shortened(values: Sequence[str], most: int = 12) -> str:

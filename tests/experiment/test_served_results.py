@@ -167,7 +167,7 @@ def test_a_report_has_the_measures_of_requests(tmp_path: Path):
     file, out = write_yaml(tmp_path, workload=SERVED, plots=[]), tmp_path / "out"
     moesim.run(file, out=out, progress=False)
     rows = read_summary(out)["runs"]
-    headings = [heading for heading, *_ in result_lines(rows).headings]
+    headings = [heading for heading, *_ in result_lines(rows, {}).headings]
     assert headings[:9] == [
         "policy", "rate", "cache ratio", "TTFT p50 (ms)", "TTFT p99 (ms)", "TPOT p50 (ms)", "tok/s", "req/s", "good/s",
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from moesim.explore.answers import curve, side_by_side, speed, upgrades
 from moesim.explore.question import LLAMA_CPP, Question, command_of, place_of, run_of
 from moesim.explore.results import Opened
 from moesim.explore.worker import Asking, Overtaken
+from tests.report.report_kit import row, write_folder
 
 BRIEF = Question(prompt=32, answer=8, context=4096)
 
@@ -80,6 +81,13 @@ def test_a_filter_means_what_a_person_types(tmp_path):
     assert found("batch 8 lru") == [("lru", 8, 0.25), ("lru", 8, 0.5)]
     assert found("LRU cache 25% batch 1") == [("lru", 1, 0.25)]
     assert found("batch 80") == found("nothing") == []
+
+
+def test_a_mapping_is_shown_in_words(tmp_path):
+    rows = [row(0, "lru", kv=None), row(1, "lru", kv='{"host": 0.5}')]
+    opened = Opened(str(write_folder(tmp_path / "result", rows)))
+    assert [one["kv"] for one in opened.rows(opened.found("kv"))] == ["50 % of KV in host, streamed"]
+    assert [one["kv"] for one in opened.rows([0])] == [""]
 
 
 def test_without_the_extra_a_line_says_what_to_install(monkeypatch, capsys):

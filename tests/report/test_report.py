@@ -243,8 +243,8 @@ def test_what_comes_from_files_is_text(tmp_path: Path):
         if event["ph"] == "X":
             event["name"] = EVIL
     config = resolved(experiment={"name": EVIL, "description": EVIL}, inputs={EVIL: {EVIL: {"sha256": EVIL, EVIL: EVIL}}})
-    folder = write_folder(tmp_path / "r", rows, events, config=config, pictures=("evil<img src=x>",))
-    (folder / "plots" / "evil<img src=x>.txt").write_text(EVIL)
+    folder = write_folder(tmp_path / "r", rows, events, config=config, pictures=("decode_speed.evil<img src=x>",))
+    (folder / "plots" / "decode_speed.evil<img src=x>.txt").write_text(EVIL)
     page = page_of(folder)
     assert_self_contained(page)
     assert len(page.scripts) == 2  # the data and ours

@@ -154,6 +154,63 @@ def test_filter(watched: Watched, file: Path):
     assert visible_rows(page).count() == 100
 
 
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
+def test_the_filter_finds_what_a_person_types(watched: Watched, file: Path, size: tuple[int, int]):
+    page = watched.open(file, viewport={"width": size[0], "height": size[1]})
+    box = page.get_by_role("searchbox")
+    for typed, found in (("batch 8", ["lru", "dali", "daop"]), ("dali batch 8", ["dali"]), ("batch_size=80 lru", ["lru"])):
+        box.fill(typed)
+        assert [name.split()[0] for name in column(page, "policy")] == found, typed
+    box.fill("dali")
+    assert page.locator("#results [role=status]").inner_text() == "83 runs (250 in all)"
+    box.fill("failed")
+    assert visible_rows(page).count() == N_FAILED
+
+
+def test_the_filter_and_the_order_need_a_keyboard_alone(watched: Watched, file: Path):
+    page = watched.open(file)
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.type") == "search":
+            break
+    page.keyboard.type("lru batch 8")
+    assert visible_rows(page).count() == 1
+    page.keyboard.press("Control+A")
+    page.keyboard.type("dali")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "decode tok/s":
+            break
+    page.keyboard.press("Enter")
+    page.keyboard.press("Space")
+    falling = [float(text) for text in column(page, "decode tok/s")]
+    assert falling == sorted(falling, reverse=True) and falling[0] > falling[-1]
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
+def test_the_answer_and_its_figure_come_first_and_hashes_last(watched: Watched, file: Path, size: tuple[int, int]):
+    page = watched.open(file, viewport={"width": size[0], "height": size[1]})
+    order = page.evaluate(
+        "[...document.querySelectorAll('h1, .sentence, img, #runs, #tl, code')].map(one => one.id || one.tagName)"
+    )
+    assert list(dict.fromkeys(order)) == ["H1", "P", "IMG", "runs", "tl", "CODE"]
+    sentence = page.locator(".sentence")
+    assert sentence.inner_text().startswith("dali decodes fastest in ")
+    box = sentence.bounding_box()
+    assert box["y"] + box["height"] < size[1]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_one_run_or_one_that_failed_needs_no_script_error(watched: Watched, tmp_path: Path, n: int):
+    rows = rows_of(1) if n else [failed(0, "lru", "no memory")]
+    written = tmp_path / "report.html"
+    written.write_text(report_page(read_folder(write_folder(tmp_path / "result", rows))), encoding="utf-8")
+    page = watched.open(written)
+    assert page.locator(".sentence").inner_text() == ("lru decodes 10 tokens/s." if n else "The run failed: no memory.")
+    assert page.locator("#results [role=status]").inner_text() == "1 run"
+
+
 def test_timeline_draws_in_the_colours_of_the_causes(watched: Watched, file: Path):
     page = watched.open(file)
     canvas = to_timeline(page)
@@ -240,6 +297,6 @@ def test_keys(watched: Watched, file: Path):
 def test_without_javascript_everything_but_the_timeline_is_there(watched: Watched, file: Path):
     page = watched.open(file, java_script_enabled=False)
     assert visible_rows(page).count() == N_RUNS
-    assert page.locator("img").is_visible()
+    assert page.locator("img").first.is_visible()
     assert "drawn by JavaScript" in page.locator("#timeline").inner_text()
     assert page.locator("canvas").count() == 0

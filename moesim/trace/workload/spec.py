@@ -360,3 +360,18 @@ def shortened(asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         return {**asked, "n_requests": 2, "rate": rate, "answer_tokens": min(asked.get("answer_tokens") or tokens, tokens)}
     wanted = asked["decode_tokens"]
     return {**asked, "decode_tokens": tokens if wanted is None else min(wanted, tokens), "n_batches": 1}
+
+
+def kv_in_words(written: object) -> str:
+    """Describe where the KV cache lies.
+
+    >>> kv_in_words('{"host": 0.5, "resident": 4096}'), kv_in_words(None)
+    ('50 % of KV in host, streamed but for 4,096 tokens', 'KV as placed')
+    """
+    place = WorkloadSpec(kv=written).kv_place if isinstance(written, str) else None
+    near = f" but for {place.resident:,} tokens" if place and place.resident else ""
+    return f"{100 * place.host:g} % of KV in host, {place.read}{near}" if place else "KV as placed"
+
+
+IN_WORDS = {"kv": kv_in_words}
+"""Settings that have words of their own in tables and figures."""
