@@ -361,7 +361,7 @@ SHOWN = (
     Column("batch", lambda row: str(batch(row))),
     Column("tok/s", _speed),
     Column("over lifts", range_of_lifts),
-    Column("over intervals", _over_intervals, wide=True),
+    Column("over intervals", _over_intervals),
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=True),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=True),
     Column("hit %", lambda row: _percent(row, "hit_rate"), spare=True),
@@ -532,7 +532,7 @@ def _never(row: Row) -> Iterator[str]:
     if row.get("resident_rate") == 1:
         yield "all experts were in the cache already"
     elif (row.get("pcie_share") or 0) >= _BUSY:
-        yield "demand copies kept the link busy"
+        yield "the link was busy all the time"
 
 
 _BUSY: Final = 0.99  # share of the time
@@ -575,6 +575,7 @@ class _Shown(NamedTuple):
 
 
 _NOTES: Final = 5  # lines below a table
+_ASSUMED_ONLY: Final = "some costs are intervals, of which one value was used: --notes lists them"
 
 
 def result_table(
@@ -587,6 +588,8 @@ def result_table(
     width = None if wide or form is Format.MD else get_terminal_size().columns if terminal else LINE
     shown = _shown(rows, by, wide=wide, width=width, bar=terminal and form is Format.TABLE)
     separator = "\n\n" if form is Format.MD else "\n"
+    if not notes:
+        shown.below[:] = [_ASSUMED_ONLY if line.startswith(NOT_VARIED) else line for line in shown.below]
     if not notes and len(shown.below) > _NOTES:
         shown.below[_NOTES - 1 :] = [f"{len(shown.below) - _NOTES + 1} more notes: --notes shows them"]
     below = (
@@ -628,7 +631,8 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
     columns = [Column(name, _of_setting(key), right=False) for key, name in settings.items()]
     limited = any(number(row, "goodput_per_s") is not None for row in rows)
     known = [one for one in SERVED if one.name != _GOOD or limited] if served(rows) else SHOWN
-    shown = [one for one in known if one.name != "over lifts" or any(row.get(LIFTS) for row in rows)]
+    ranges = {"over lifts": LIFTS, "over intervals": LEAST}
+    shown = [one for one in known if one.name not in ranges or any(row.get(ranges[one.name]) for row in rows)]
     columns += [one for one in shown if wide or (not one.wide and _tells(one, rows, done))]
     cells = {one.name: [one.text(row) if _has(one, row) else _instead(one) for row in rows] for one in columns}
     if bar and len(done) > 1 and known is SHOWN:

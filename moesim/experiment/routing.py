@@ -343,7 +343,7 @@ def choose_trace(
                 return name, f"trace {name}, routing of {what}{of}; it fits {model.name}: {shape_of(model)}{why}"
         if (parameters := fitted_parameters(model)) is not None:
             written = {MADE: parameters, **sizes}
-            return written, f"trace {_yaml(written)}, made up with the statistics of {parameters}"
+            return written, f"trace {_yaml(written)}, synthetic, with the statistics of {parameters}"
     if fixed:
         plain = {MADE: EVEN, **{key: value for key, value in sizes.items() if key != "scores"}}
         said = "decoding one row at a time does not depend on routing with these placements, and none is assumed"

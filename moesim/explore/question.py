@@ -171,7 +171,7 @@ def _routing(model: str, workload: str, policy: str) -> tuple[Any, str]:
     }  # fmt: skip
     lines = choose_traces(raw, PLACE, ends=False)
     trace = {**raw["trace"], **sizes} if isinstance(raw["trace"], Mapping) else raw["trace"]
-    said = "; ".join(lines) if isinstance(trace, str) else f"routing: made up with the statistics of {trace[MADE]}"
+    said = "; ".join(lines) if isinstance(trace, str) else f"routing: synthetic, with the statistics of {trace[MADE]}"
     return trace, "routing: assumed, as none of this model is known" if MADE in trace and trace[MADE] == ASSUMED else said
 
 

@@ -49,7 +49,7 @@ def test_every_built_in_model_gets_routing_with_its_statistics_or_assumed_at_thr
         assert low < middle < high and "assumed routing, 3 runs for each setting" in why and f"{middle:.2f}" in why
         written = {**written, "lift": middle}
     else:
-        assert written["synthesize"] in parameter_names() and "made up with the statistics of" in why
+        assert written["synthesize"] in parameter_names() and "synthetic, with the statistics of" in why
         assert name not in OWN or written["synthesize"] == name
     assert choice.fits(read_trace(choice.for_model(written, model), "test"), model)
 
@@ -244,13 +244,13 @@ def test_what_compare_cannot_choose(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("policies", "more", "name", "words"),
     [
-        ("lru, hybrimoe-paper", [], "synthetic-mixtral-8x7b-16x4+2-seed0", "made up with the statistics of mixtral-8x7b"),
+        ("lru, hybrimoe-paper", [], "synthetic-mixtral-8x7b-16x4+2-seed0", "synthetic, with the statistics of mixtral-8x7b"),
         ("lru, prescope", [], "mini-mixtral", "it has the signals that are asked for"),
         (
             "prescope",
             ["predictors.learned=synthetic:0.94"],
             "synthetic-mixtral-8x7b-16x4+2-seed0",
-            "made up with the statistics of mixtral-8x7b",
+            "synthetic, with the statistics of mixtral-8x7b",
         ),
         ("dali", ["predictors.*=learned"], "mini-mixtral", "it has the signals that are asked for"),
     ],
