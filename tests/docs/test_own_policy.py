@@ -55,7 +55,7 @@ def test_the_decisions_of_a_background_cache_on_the_page_pass_the_checks(spec: d
 
 
 def test_the_caches_of_engines_on_the_page_are_registered() -> None:
-    table = PAGE.partition("| name | engine | slots of |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| name | engine | copied |")[2].partition("\n\n")[0]
     names = [name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])]
     bases = {name for name in POLICIES if issubclass(policy_class(name), BackgroundCache) and name != "background-cache"}
     assert len(names) == 12 and bases <= set(names) <= set(POLICIES)
