@@ -49,7 +49,7 @@ def test_the_page_shows_a_part_alone_with_options_and_a_sweep() -> None:
     assert [str(point.get("replacement")).count("NewestFirst") for point in POINTS] == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("spec", BLOCKS[2], ids=str)
+@pytest.mark.parametrize("spec", BLOCKS[3], ids=str)
 def test_the_decisions_of_a_background_cache_on_the_page_pass_the_checks(spec: dict[str, Any]) -> None:
     check_policy(lambda: make_policy(spec), slots=(12,))
 
