@@ -11,7 +11,7 @@ from pathlib import Path
 from moesim.hardware.engines import Block, When, engine_profiles
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "engines.md"
-HEAD = ["engine", "machine", "GPU operation, us", "step, us", "layer with CPU experts, us", "memory rate", "peak in prompts"]
+HEAD = ["engine", "machine", "GPU operation", "step", "layer with CPU experts"]  # the last three in us
 BACKENDS = {"cuda": "CUDA", "hip": "HIP", "vulkan": "Vulkan", "metal": "Metal", "sycl": "SYCL", None: ""}
 
 
@@ -28,11 +28,11 @@ def machine(when: When) -> str:
 def cells(block: Block) -> list[str]:
     """Write the numbers of a block; assumed ones have a tilde."""
     gpu = block.gpu
-    found = [[gpu.operation_us or gpu.launch_us], [gpu.token_us], [block.to_gpu_us, block.to_host_us], [gpu.read_share], [gpu.flops_share]]
+    found = [[gpu.operation_us or gpu.launch_us], [gpu.token_us], [block.to_gpu_us, block.to_host_us]]
     return [
         "" if None in numbers else f"{'~' * any(n.source == 'assumed' for n in numbers)}{sum(float(n.value) for n in numbers):g}"  # type: ignore[union-attr]
         for numbers in found
-    ]  # fmt: skip
+    ]
 
 
 def table() -> str:

@@ -26,15 +26,10 @@ _EIGHTHS = {name: (25, 37.5, 50) if name == "mixtral-8x7b" else (12.5, 25, 37.5)
 QUESTIONS: dict[str, tuple[list[str], bool]] = {
     "LRU hits, three sizes": (["lru@SHARE"], True),
     "Belady hits, three sizes": (["belady@SHARE"], True),
-    "experts of 16 tokens": (["window@16"], True),
     "experts of a batch of 2, 4, 8, 16": ([f"distinct@{n}" for n in (2, 4, 8, 16)], False),
-    "LRU hits, layer 0, layers 1-3": (["lru@25:layer0", "lru@25:layer1-3"], False),
-    "LRU hits, spread over requests": (["lru@25:requests"], False),
     "static set, three sizes": (["static@SHARE"], True),
-    "set changes in 100 tokens": (["drift100@SHARE"], True),
     "set changes in 1,000 tokens": (["drift1000@SHARE"], True),
     "gate reuse": (["recall@gate_next1"], False),
-    "co-occurrence": (["recall@coactivation"], False),
 }
 
 
