@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from moesim.hardware.engines import Block, When, engine_profiles
 
@@ -16,36 +17,32 @@ BACKENDS = {"cuda": "CUDA", "hip": "HIP", "vulkan": "Vulkan", "metal": "Metal", 
 
 
 def machine(when: When) -> str:
-    """Name the machines of a block; the compute capability is CUDA's."""
-    words = [BACKENDS[when.backend]]
-    if when.compute is not None:
-        least, below = when.compute.least, when.compute.below
-        words.append(f"before {below:g}" if least == 0 else f"{least:g} or later" if below == float("inf") else f"{least:g} up to {below:g}")
-    words += [when.system.capitalize() if when.system else "", f"build {when.build}" if when.build else ""]
-    return " ".join(word for word in words if word) or "any other"
+    """Name the machines of a block."""
+    return f"{BACKENDS[when.backend]} {(when.system or '').capitalize()}".strip() or "any other"
 
 
 def cells(block: Block) -> list[str]:
     """Write the numbers of a block; assumed ones have a tilde."""
     gpu = block.gpu
     found = [[gpu.operation_us or gpu.launch_us], [gpu.token_us], [block.to_gpu_us, block.to_host_us]]
-    return [
-        "" if None in numbers else f"{'~' * any(n.source == 'assumed' for n in numbers)}{sum(float(n.value) for n in numbers):g}"  # type: ignore[union-attr]
-        for numbers in found
-    ]
+    return [_sum([number for number in numbers if number]) for numbers in found]
+
+
+def _sum(numbers: list[Any]) -> str:
+    assumed = any(number.source == "assumed" for number in numbers)
+    return f"{'~' * assumed}{sum(float(number.value) for number in numbers):g}" if numbers else ""
 
 
 def table() -> str:
-    """Make the table without older builds; engines that build on llama.cpp have the lines in which they differ."""
-    lines: dict[tuple[str, ...], list[str]] = {}
+    """Make the table, without older builds and generations of CUDA; what builds on llama.cpp has the lines that differ."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
     known: list[Block] = []
     for engine in sorted(engine_profiles(), key=lambda one: (one.name != "llama.cpp", one.name)):
-        for block in engine.costs:
-            if any(cells(block)) and block not in known and not block.when.build and engine.name != "none":
-                lines.setdefault((f"`{engine.name}`", *cells(block)), []).append(machine(block.when))
+        for block in engine.costs if engine.name != "none" else ():
+            if block not in known and any(cells(block)) and not block.when.build and not block.when.compute:
+                lines.append(f"| `{engine.name}` | {machine(block.when)} | {' | '.join(cells(block))} |")
         known += engine.costs
-    rows = [(name, ", ".join(machines), *numbers) for (name, *numbers), machines in lines.items()]
-    return "\n".join([f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2), *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n".join(lines)
 
 
 def with_table(page: str, made: str) -> str:

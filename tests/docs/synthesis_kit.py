@@ -29,7 +29,6 @@ QUESTIONS: dict[str, tuple[list[str], bool]] = {
     "experts of a batch of 2, 4, 8, 16": ([f"distinct@{n}" for n in (2, 4, 8, 16)], False),
     "static set, three sizes": (["static@SHARE"], True),
     "set changes in 1,000 tokens": (["drift1000@SHARE"], True),
-    "gate reuse": (["recall@gate_next1"], False),
 }
 
 
