@@ -7,6 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.docs import engines_kit
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MACHINES = {"memory": "zen4-2core", "disk": "zen4-2core-disk"}
@@ -44,6 +46,13 @@ def test_residuals_on_the_page_of_replay_are_means_of_the_shipped_ones():
     assert f"**Waiting, {whole['waiting_share']:+.1f}, and the runtime, {whole['gap_share']:+.1f}.**" in page
     worst, second = means["gpu_experts_share"].nsmallest(2).items()
     assert f"shows most with `{worst[0]}` ({worst[1]:.0f}) and `{second[0]}` ({second[1]:.0f})" in page
+
+
+def test_the_page_on_engines_has_the_numbers_of_the_profiles():
+    made = engines_kit.table()
+    assert len(made.splitlines()) > 15 and made in engines_kit.PAGE.read_text(encoding="utf-8"), (
+        "python -m tests.docs.engines_kit"
+    )
 
 
 def readme_lines() -> list[str]:

@@ -110,8 +110,39 @@ def test_a_command_of_the_readme_runs(
         shutil.copytree(request.getfixturevalue("quickstart"), tmp_path / "results" / "quickstart")
     command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]
     assert main(shortened(command)) == 0
+    printed = capsys.readouterr().out
     if command[0] in ("run", "replay"):
-        assert ("replayed on this machine" in capsys.readouterr().out) == (command[0] == "replay")
+        assert ("replayed on this machine" in printed) == (command[0] == "replay")
+    if command[0] == "demo":
+        assert not set(blocks("text", START)[0].splitlines()) - set(printed.splitlines())
+
+
+# The commands of a page's first block run one after the other, shortened. Other pages are tested by their own tests.
+OPENINGS = ["model", "engines", "machines", "importing", "recording", "sweeps", "synthesis"]
+LONGER = ["recommend", "questions", "whatif", "users", "calibrate", "routing"]
+
+
+@pytest.mark.parametrize("page", [*OPENINGS, *(pytest.param(page, marks=pytest.mark.long) for page in LONGER)])
+def test_the_commands_that_a_page_opens_with_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    if not HAS_TRACE and page in ("importing", "sweeps", "users"):
+        pytest.skip("the shipped traces are not here")
+    monkeypatch.chdir(tmp_path)
+    if page == "recording":
+        make_recordings(tmp_path, record=False)
+    if page == "importing":
+        make_routes(tmp_path, imported=False)
+    text = (ROOT / "docs" / "guide" / f"{page}.md").read_text(encoding="utf-8")
+    block = blocks("sh", text)[0]
+    commands = [shlex.split(line, comments=True)[1:] for line in block.replace("\\\n", "").splitlines()]
+    assert commands
+    for command in commands:
+        words = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]
+        assert main(shortened(words)) == 0, command
+    if page in ("model", "machines", "whatif"):  # shortening changes no number
+        printed = "".join(capsys.readouterr()).splitlines()
+        assert not set(blocks("text", text)[0].splitlines()) - set(printed)
 
 
 def pretend_machine(monkeypatch: pytest.MonkeyPatch, cache: int | None) -> None:

@@ -332,22 +332,6 @@ def test_a_cpu_alone_has_no_engine_of_gpus():
     assert load_hardware("ryzen5900x", engine="llama.cpp").devices["cpu0"].operation_us == Fraction("1.68")
 
 
-def test_the_guide_has_the_numbers_of_the_profiles():
-    page = (Path(__file__).parents[2] / "docs" / "guide" / "engines.md").read_text(encoding="utf-8")
-    found = []
-    for engine in engine_profiles():
-        for block in engine.costs:
-            if block.when.build:
-                continue
-            found += [f"{block.gpu.operation_us.value:g} us"] if block.gpu.operation_us else []
-            found += [f"{float(f'{block.gpu.token_us.value / 1000:.2g}'):g} ms"] if block.gpu.token_us else []
-            if block.to_gpu_us and block.to_host_us and block.to_gpu_us.value:
-                found.append(f"{round(block.to_gpu_us.value + block.to_host_us.value)} us")
-            shares = (block.gpu.flops_share, block.gpu.read_share, block.pageable_share)
-            found += [f"{share.value:g}" for share in shares if share]
-    assert len(found) > 30 and not [number for number in found if number not in page]
-
-
 def test_another_name_of_an_engine_is_that_engine(tmp_path: Path):
     """A machine that names ik_llama.cpp keeps its own numbers under a policy of llama.cpp."""
     path = tmp_path / "box.yaml"

@@ -20,7 +20,7 @@ TOP_K = 3
 
 @dataclass(frozen=True)
 class Row:
-    """An architecture: names of models, what its configuration needs, and the formula of its router."""
+    """An architecture: models that have it (for readers), what its configuration needs, and the formula of its router."""
 
     models: str
     config: dict[str, Any]
@@ -261,8 +261,9 @@ def is_streamed(name: str) -> bool:
 
 
 def table() -> str:
-    """Write the guide's table."""
-    lines = ["| `model_type` | models | score | ranked by | `--stream-layers` |", "|---|---|---|---|---|"]
-    for name, row in ROWS.items():
-        lines.append(f"| `{name}` | {row.models} | {row.score} | {ranked(row)} | {'yes' if is_streamed(name) else ''} |")
-    return "\n".join([*lines, ""])
+    """Write the guide's table; a star marks what ``--stream-layers`` runs, too."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, row in sorted(ROWS.items()):
+        found.setdefault((row.score, ranked(row)), []).append(f"`{name}`{'*' * is_streamed(name)}")
+    lines = [f"| {score} | {rank} | {' '.join(names)} |" for (score, rank), names in sorted(found.items(), reverse=True)]
+    return "\n".join(["| score | ranked by | `model_type` |", "|---|---|---|", *lines, ""])

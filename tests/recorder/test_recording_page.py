@@ -25,7 +25,6 @@ N_TEXTS, TOKENS = 100, 1024
 MODELS = {  # as the table calls them: our name, and whether experts are in MXFP4
     "Mixtral-8x7B": ("mixtral-8x7b", False),
     "Qwen3-30B-A3B": ("qwen3-30b-a3b", False),
-    "gpt-oss-20b, as bfloat16": ("gpt-oss-20b", False),
     "gpt-oss-20b, MXFP4": ("gpt-oss-20b", True),
     "DeepSeek-V2-Lite": ("deepseek-v2-lite", False),
 }
@@ -100,14 +99,12 @@ def test_the_table_of_what_is_needed(row: str, monkeypatch: pytest.MonkeyPatch) 
     assert base is not None
     monkeypatch.setattr(streaming, "_resident_bytes", lambda: int(float(base[1]) * 1e9))
     recording, spec = layerwise(name, mxfp4), load_model(name)
-    layers = [sum(weight.nbytes for weight in layer.state_dict().values()) for layer in recording.layered.decoder.layers]
     read = read_bytes(spec, mxfp4)
     operations = 2 * (spec.active_params - spec.embedding_params - spec.head_params) * N_TEXTS * TOKENS
     disk, laptop, link, gpu = stated_rates()
     copied = read_bytes(spec, False)  # as they are dequantised
     wanted = [
-        row, f"{max(layers) / 1e9:.1f} GB", f"{recording.memory_needed() / 1e9:.1f} GB",
-        f"{read / 1e9:.0f} GB", f"{float(f'{operations / 1e12:.2g}'):,.0f} T",
+        row, f"{recording.memory_needed() / 1e9:.1f} GB", f"{read / 1e9:.0f} GB",
         duration(read / disk + operations / laptop), duration(read / disk + copied / link + operations / gpu),
     ]  # fmt: skip
     assert f"| {' | '.join(wanted)} |" in PAGE.splitlines()
