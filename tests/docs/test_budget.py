@@ -19,7 +19,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "trace": 10_187,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache
     "live": 6_087,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 5_850,  # 4,300; latency by load, goodput, requests and slots over time; the best setting
-    "experiment": 5_135,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
+    "experiment": 5_140,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
     "cli": 3_760,  # with api 4,000; explore; parts, pastes, one screen, measured engines; capacity, schedulers
     "api": 1_960,  # engines; answers without a machine; capacity, requests of a result; league, traces, reports
     "recorder": 3_435,

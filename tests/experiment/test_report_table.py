@@ -339,7 +339,7 @@ def test_prefetching_that_did_nothing_is_named() -> None:
     told = [line for line in lines(rows) if "prefetch" in line]
     assert told == [
         "nothing was prefetched, as all experts were in the cache already: a",
-        "nothing was prefetched, as demand copies kept the link busy: b",
+        "nothing was prefetched, as the link was busy all the time: b",
     ]
     assert not any("prefetch" in line for line in lines(rows[2:])), "nothing is said that no record proves"
 
