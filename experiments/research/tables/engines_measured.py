@@ -59,7 +59,7 @@ def by_engine(frame: pd.DataFrame) -> str:
 def _row(name: str, errors: pd.Series, inside: pd.Series | None = None) -> list[str]:
     sizes = errors.astype(float).abs()
     within = "" if inside is None else f"{100 * inside.mean():.0f} %"
-    worst = f"{100 * errors[sizes.idxmax()]:+.0f} %"
+    worst = f"{100 * errors.iloc[int(sizes.argmax())]:+.0f} %"
     return [name, str(len(errors)), f"{100 * sizes.median():.0f} %", f"{100 * sizes.quantile(0.9):.0f} %", worst, within]
 
 
