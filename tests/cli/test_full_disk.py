@@ -110,7 +110,7 @@ class _Watched:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux which file a handle is of")
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.long] if one == "report" else []) for one in COMMANDS])
 def test_the_same_command_after_a_full_disk(name: str, here: Path, capsys: pytest.CaptureFixture[str]):
     out, arguments = here / "out", list(COMMANDS[name])
     outside = {path: data for path, data in everything(here).items() if not path.startswith("out")}

@@ -29,7 +29,7 @@ def _plain(text: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
 
 
-@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_printed_fits_the_terminal(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -135,7 +135,7 @@ def test_with_its_defaults(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param(name, one, id=f"{name}-{one}", marks=[pytest.mark.long] if name in LONG else [])
+        pytest.param(name, one, id=f"{name}-{one}", marks=[pytest.mark.long] if name in LONG or one != some[0] else [])
         for name, some in OPTIONS.items()
         for one in some
     ],
