@@ -350,6 +350,33 @@ def league(
     return study
 
 
+@checked("papers", figures="names", quick="flag", out="path", jobs="count", progress="flag")
+def papers(
+    figures: Sequence[str] = (), *, quick: bool = False, out: str | Path | None = None, jobs: int | None = None,
+    progress: bool = True,
+) -> Study:  # fmt: skip
+    """Run the experiments of the papers, and put each published figure next to the simulated one.
+
+    Parameters
+    ----------
+    figures : sequence of str
+        Papers, or figures as ``"hybrimoe/fig9"``; default: all. ``moesim papers --list`` has their names.
+    quick, jobs, progress
+        As of `moesim.run`.
+    out : str or Path, optional
+        Folder for a result folder of each experiment; runs that it holds are not repeated.
+
+    Returns
+    -------
+    Study
+        ``table`` (printed figures, then orders), ``text()`` and ``save(folder)``; ``failures`` names runs that failed.
+    """
+    from moesim.studies.papers.run import Chosen, run_papers
+
+    found = run_papers(Chosen(figures, quick), out=None if out is None else Path(out), jobs=jobs, progress=progress)
+    return Study(found, found.failures, "papers", found.records(), found.text, found.files)
+
+
 @checked("report", folder="path", out="path", trust="flag", progress="flag")
 def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = False, progress: bool = True) -> Path:
     """Write a result folder as one HTML page: what was run, results, figures, notes and a timeline to zoom into.
