@@ -18,13 +18,17 @@ _FROM = {
     "Result": "moesim.api.result:Result",
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
+    "plot": "moesim.api.figures:plot",
+    "profile": "moesim.api.profile:",  # with `measure`, `check` and `compare`
+    "replay": "moesim.api.machine:replay",
     **{name: f"moesim.api.run:{name}" for name in ("compare", "load", "load_trace", "run")},
-    **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "regret", "report", "whatif")},
+    **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "papers", "regret", "report", "whatif")},
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
     "recommend": "moesim.api.answers:recommend",
     "stats": "moesim.api.traces:stats",
     "trace": "moesim.trace:",  # with `import_`
+    "validate": "moesim.api.machine:validate",
 }
 """Names and where they are: a name loads what it needs when it is first used, so that `import moesim` stays light."""
 

@@ -46,6 +46,7 @@ def replay(
     Returns
     -------
     Result
+        Only `out` writes its folder.
 
     Raises
     ------
@@ -55,11 +56,11 @@ def replay(
     made = _of_this_machine("replay", experiment, overrides, quick)
     output = None if out is None else Output(made, Path(out))
     with live_machine(made, backend, memory, None if disk is None else Path(disk)) as machine:
-        keep = (lambda index: None) if output is None else output.kept.get
-        found = run_experiment(made, keep=keep, progress=progress, execution=live_execution(machine))
+        found = run_experiment(made, keep=lambda index: True, progress=progress, execution=live_execution(machine))
     if output is not None:
         output.write(found)
-    return Result(found.rows, made, output and output.folder)
+    done = {index: one for index, one in enumerate(found.outcomes) if one.records is not None}
+    return Result(found.rows, None, output and output.folder, outcomes=done)  # which no simulation would give again
 
 
 def _of_this_machine(verb: str, experiment: Any, overrides: Any, quick: bool) -> Experiment:

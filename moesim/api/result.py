@@ -49,11 +49,12 @@ class Result:
     def __init__(
         self, rows: Sequence[Mapping[str, Any]], experiment: Experiment | None, folder: Path | None = None, *, trust: bool = True,
         inputs: Path | None = None, requests: Mapping[int, Records] | None = None,
+        outcomes: Mapping[int, Outcome] | None = None,
     ) -> None:  # fmt: skip
         self.rows: list[dict[str, Value]] = [dict(row) for row in rows]
         self.experiment = experiment
         self._folder, self._trust, self._inputs = folder, trust, inputs
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes = dict(outcomes or {})
         self._requests = dict(requests or {})  # records of served runs as far as these are kept: what became of requests
 
     @property

@@ -127,6 +127,7 @@ def studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 
 def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give measurements of a validation, by a stand-in for the machine."""
+    from moesim.api import machine
     from tests.studies.validation_kit import stand_in
 
     monkeypatch.setattr(machine, "live_machine", lambda *_: nullcontext())
