@@ -60,7 +60,8 @@ def replay(
     if output is not None:
         output.write(found)
     done = {index: one for index, one in enumerate(found.outcomes) if one.records is not None}
-    return Result(found.rows, None, output and output.folder, outcomes=done)  # which no simulation would give again
+    folder = None if output is None else output.folder
+    return Result(found.rows, None, folder, outcomes=done)  # no simulation would give these records again
 
 
 def _of_this_machine(verb: str, experiment: Any, overrides: Any, quick: bool) -> Experiment:
@@ -144,7 +145,8 @@ def _public(out: Path | None, progress: bool) -> Study:
 
 
 def _engines(rows: Path, progress: bool) -> Study:
-    from moesim.studies.validation.engines import plain, run_engines, text
+    from moesim.studies.validation.engines import run_engines, text
+    from moesim.studies.validation.public import plain
 
     found = run_engines(rows, progress=progress)
     return _answer(found, plain(found.frame), partial(text, found))

@@ -1,25 +1,18 @@
-"""Profiles of machines: measure this one, find what is wrong with one, put two next to each other."""
+"""Measure this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moesim.api.arguments import checked
 from moesim.api.outputs import check_out_folder
-from moesim.api.studies import Study
-from moesim.core.table import Format
 from moesim.core.text import note
 from moesim.core.units import parse_bytes
-from moesim.errors import ConfigError
-from moesim.hardware import HardwareProfile, load_hardware
-from moesim.hardware.problems import find_problems
 from moesim.live.kernels import require_torch
 from moesim.model import ModelSpec, builtin_models, load_model
 
-Machine = str | Path | Mapping[str, Any] | HardwareProfile
 Model = str | Path | Mapping[str, Any] | ModelSpec
 
 
@@ -57,40 +50,32 @@ def measure(
     resume, overwrite : bool
         Go on with what was interrupted; replace a profile that is there.
     dry_run : bool
-        Return the plan as text; measure nothing.
+        Measure nothing.
 
     Returns
     -------
     list of Path, or str
-        The profiles.
+        The profiles; with `dry_run` the plan.
 
     Raises
     ------
     InputError
         If PyTorch is absent, the memory does not suffice, or a profile of the name is there.
     """
-    for what, both in (("disk", disk is not None and no_disk), ("gpu", gpu is not None and no_gpu)):
-        if both:
-            raise ConfigError(f"profile.measure: expected {what} or no_{what}, got both; leave one out")
+    from moesim.live.profiler.request import describe_plan, prepare, requested
+
     named = list(model) if isinstance(model, list | tuple) else [model]
     models = builtin_models().values() if named == ["all"] else map(_model, named)
-    folder = Path(out)
     if not dry_run:
-        check_out_folder(folder, option="profile.measure: out:")
+        check_out_folder(Path(out), option="profile.measure: out:")
         require_torch()
-    from moesim.live.profiler.request import Request, describe_plan, find_gpu, prepare
-
-    which = None if no_gpu else find_gpu(gpu)
-    place = None if disk is None else Path(disk)
-    if place is None and which is None and not no_disk:
-        if not dry_run:
-            folder.mkdir(parents=True, exist_ok=True)
-        place = folder if folder.is_dir() else Path()
-    budget = None if memory is None else parse_bytes(memory, "profile.measure: memory")
-    request = Request(
-        name, tuple(models), tuple(bits), mode, budget, place, which, folder, seed, repeats, resume=resume, overwrite=overwrite
-    )
-    prepared = prepare(request)
+    prepared = prepare(
+        requested(
+            name, tuple(models), tuple(bits), mode, None if memory is None else parse_bytes(memory, "profile.measure: memory"),
+            disk=None if disk is None else Path(disk), no_disk=no_disk, gpu=gpu, no_gpu=no_gpu, out=Path(out), seed=seed,
+            repeats=repeats, resume=resume, overwrite=overwrite, dry_run=dry_run,
+        )
+    )  # fmt: skip
     if dry_run:
         return describe_plan(prepared)
     from moesim.live.profiler.measure import measure as carry_out  # PyTorch takes seconds to import
@@ -99,46 +84,4 @@ def measure(
 
 
 def _model(model: Any) -> ModelSpec:
-    return model if isinstance(model, ModelSpec) else load_model(model, "model")
-
-
-@checked("profile.check", profile="path")
-def check(profile: str | Path) -> list[str]:
-    """Find all that is missing or wrong in a profile.
-
-    Parameters
-    ----------
-    profile : str or Path
-        A name of ``moesim list hardware``, or a path.
-
-    Returns
-    -------
-    list of str
-        One line each; empty if it is complete.
-    """
-    return find_problems(str(profile), "profile check")
-
-
-@checked("profile.compare")
-def compare(a: Machine, b: Machine, *, model: Model = "mixtral-8x7b") -> Study:
-    """Put what two machines cost next to each other.
-
-    Parameters
-    ----------
-    a, b : str, Path, mapping or HardwareProfile
-        As of `moesim.load_hardware`.
-    model : str, Path, mapping or ModelSpec
-        Whose experts and dense part are costed.
-
-    Returns
-    -------
-    Study
-        ``table``, ``text()`` and ``save(folder)``.
-    """
-    from moesim.live.profiler.show import compare as rows_of
-    from moesim.live.profiler.show import table
-
-    one, two = (each if isinstance(each, HardwareProfile) else load_hardware(each, "profile compare") for each in (a, b))
-    rows = rows_of(one, two, _model(model))
-    text = partial(table, rows, one.name, two.name)
-    return Study(rows, [], "profile compare", rows, text, lambda: {"compare.csv": text(Format.CSV).encode()})
+    return model if isinstance(model, ModelSpec) else load_model(model, "profile.measure: model")

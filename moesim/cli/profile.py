@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from moesim.api import profile as profiles
 from moesim.api.outputs import all_or_none, check_out, check_out_folder, note_written
+from moesim.api.profile import measure as carry_out
 from moesim.cli.help import Commands
 from moesim.cli.options import Overwrite, Printed, name_or_mapping
 from moesim.cli.outputs import show as print_table
@@ -25,11 +25,13 @@ from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.load import parts_text, short_form, short_text
 from moesim.hardware.pasted import Pasted, pasted_text, read_pasted
-from moesim.hardware.problems import parts_lines, reading_remarks
+from moesim.hardware.problems import find_problems, parts_lines, reading_remarks
 from moesim.hardware.short import expert_of
 from moesim.hardware.types import TRANSFERS
 from moesim.live.profiler.detect import detect as ask
+from moesim.live.profiler.show import compare as compare_profiles
 from moesim.live.profiler.show import page, unit_of, value_text
+from moesim.live.profiler.show import table as comparison_table
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import POLICIES, make_policy
 
@@ -45,7 +47,7 @@ def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help=
 
     Example: moesim profile check rtx3090-epyc7532
     """
-    problems = profiles.check(profile)
+    problems = find_problems(profile, "profile check")
     if problems:
         n = len(problems)
         lines = [f"{profile}: {n} problem{'s' if n > 1 else ''}", *(f"  {' '.join(one.split())}" for one in problems)]
@@ -326,15 +328,12 @@ def measure(
 
     Example: moesim profile measure my-machine --mode quick --memory 2GB --dry-run
     """
-    for what, both in (("disk", disk is not None and no_disk), ("gpu", gpu is not None and no_gpu)):
-        if both:
-            raise ConfigError(f"--{what} and --no-{what}: expected one of them, got both")
     named = [each if each == _ALL else _model(each) for each in model or ["mixtral-8x7b", "deepseek-v2-lite"]]
     if memory is not None:
         parse_bytes(memory, "--memory")
     if not dry_run:
         check_out_folder(out, option="--out")
-    found = profiles.measure(
+    found = carry_out(
         name, model=named, bits=bits or (), mode=mode, disk=disk, no_disk=no_disk, gpu=gpu, no_gpu=no_gpu, memory=memory,
         repeats=repeats, seed=seed, out=out, resume=resume, overwrite=overwrite, dry_run=dry_run, progress=progress,
     )  # fmt: skip
@@ -376,4 +375,6 @@ def compare(
 
     Example: moesim profile compare rtx3090-epyc7532 zen4-2core
     """
-    sys.stdout.write(profiles.compare(a, b, model=_model(model)).text(form))
+    one, two = load_hardware(a, "profile compare"), load_hardware(b, "profile compare")
+    rows = compare_profiles(one, two, _model(model))
+    sys.stdout.write(comparison_table(rows, one.name, two.name, form))

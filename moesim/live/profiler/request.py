@@ -96,6 +96,22 @@ def find_gpu(wanted: int | None) -> int | None:
     return wanted
 
 
+def requested(
+    name: str, models: tuple[ModelSpec, ...], bits: tuple[float, ...], mode: str, memory_bytes: int | None, *, disk: Path | None,
+    no_disk: bool, gpu: int | None, no_gpu: bool, out: Path, dry_run: bool, **how: Any,
+) -> Request:  # fmt: skip
+    """Make a request of options, and choose GPU and disk where these are not named."""
+    for what, both in (("disk", disk is not None and no_disk), ("gpu", gpu is not None and no_gpu)):
+        if both:
+            raise ConfigError(f"--{what} and --no-{what}: expected one of them, got both")
+    which = None if no_gpu else find_gpu(gpu)
+    if disk is None and which is None and not no_disk:
+        if not dry_run:
+            out.mkdir(parents=True, exist_ok=True)
+        disk = out if out.is_dir() else Path()
+    return Request(name, models, bits, mode, memory_bytes, disk, which, out, **how)
+
+
 def prepare(request: Request, machine: Host | None = None) -> Prepared:
     """Check a request and make its plan; nothing is allocated or written.
 
