@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError, HardwareError
