@@ -14,10 +14,7 @@ from moesim.core.own_code import reading_results
 from moesim.errors import ConfigError, unknown_name
 
 
-@checked(
-    "plot", out="path", policies="names", where="mapping", label="mapping", medium="text", width="width", trust="flag",
-    inputs="path",
-)  # fmt: skip
+@checked("plot", label="mapping")
 def plot(
     kinds: str | Sequence[str], results: str | Path | Sequence[str | Path], out: str | Path, *, policies: Sequence[str] = (),
     where: Mapping[str, Any] | None = None, label: Mapping[str, str] | None = None, medium: str = "screen",

@@ -21,10 +21,7 @@ from moesim.experiment.sweep import quick as made_quick
 from moesim.live.execution import live_execution, live_machine, replayed
 
 
-@checked(
-    "replay", experiment="experiment", overrides="overrides", quick="flag", backend="text", memory="size", disk="path",
-    out="path", progress="flag",
-)  # fmt: skip
+@checked("replay", memory="size")
 def replay(
     experiment: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False,
     backend: str = "cpu", memory: str | None = None, disk: str | Path | None = None, out: str | Path | None = None,
@@ -70,10 +67,7 @@ def _of_this_machine(verb: str, experiment: Any, overrides: Any, quick: bool) ->
     return Experiment(made_quick(config, place) if quick else config, place, known=given)
 
 
-@checked(
-    "validate", experiment="experiment", out="path", engines="path", public="flag", repeats="count", resume="flag",
-    only_compare="flag", overrides="overrides", quick="flag", backend="text", memory="size", disk="path", progress="flag",
-)  # fmt: skip
+@checked("validate", repeats="count", memory="size")
 def validate(
     experiment: str | Path | Mapping[str, Any] | None = None, out: str | Path | None = None, *, public: bool = False,
     engines: str | Path | None = None, repeats: int = 3, resume: bool = True, only_compare: bool = False,

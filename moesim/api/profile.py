@@ -16,10 +16,7 @@ from moesim.model import ModelSpec, builtin_models, load_model
 Model = str | Path | Mapping[str, Any] | ModelSpec
 
 
-@checked(
-    "profile.measure", name="text", mode="text", disk="path", no_disk="flag", no_gpu="flag", memory="size", repeats="count",
-    out="path", resume="flag", overwrite="flag", dry_run="flag", progress="flag",
-)  # fmt: skip
+@checked("profile.measure", memory="size", repeats="count")
 def measure(
     name: str, *, model: Model | Sequence[Model] = ("mixtral-8x7b", "deepseek-v2-lite"), bits: Sequence[float] = (),
     mode: str = "full", disk: str | Path | None = None, no_disk: bool = False, gpu: int | None = None, no_gpu: bool = False,

@@ -181,7 +181,7 @@ class Result:
         shown = [self._outcome(known[name], wanted=steps) for name in policies or known]
         return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
 
-    @checked("plot", kind="text", policies="names", where="mapping", width="width", medium="text")
+    @checked("plot", medium="text")
     def plot(
         self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
         width: str | float | None = None, medium: Medium = "screen", **options: Any,
@@ -223,7 +223,7 @@ class Result:
             )
         return next(iter(found.values()))
 
-    @checked("plots", kind="text", policies="names", where="mapping", width="width", medium="text")
+    @checked("plots", medium="text")
     def plots(
         self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
         width: str | float | None = None, medium: Medium = "screen", **options: Any,
@@ -283,7 +283,7 @@ class Result:
         done = [index for index in rows.index if not self.rows[index].get("error")]
         return pd.DataFrame([row for index in done for row in MAKE_FRAME[source](self._outcome(index, keep=False))])
 
-    @checked("save", folder="path")
+    @checked("save")
     def save(self, folder: str | Path) -> Path:
         """Write the result into a folder, as ``moesim run --out`` does.
 
@@ -387,7 +387,7 @@ class Answer:
 
         return pd.DataFrame(self._rows())
 
-    @checked("text", form="text")
+    @checked("text")
     def text(self, form: str = "table") -> str:
         """Write it as the command prints it.
 
@@ -407,7 +407,7 @@ class Answer:
         """
         return self._text(Format.named(form))
 
-    @checked("save", folder="path")
+    @checked("save")
     def save(self, folder: str | Path) -> Path:
         """Write the folder of the command with ``--out``.
 

@@ -31,7 +31,7 @@ NAMES: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
 """Names by which traces were loaded here; one that was made of another has none."""
 
 
-@checked("load_trace", name_or_path="path")
+@checked("load_trace")
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace.
 
@@ -57,14 +57,7 @@ def load_trace(name_or_path: str | Path) -> Trace:
 MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
 
 
-HOW = {
-    "quick": "flag", "out": "path", "jobs": "count", "scheduler": "text", "fail_fast": "flag", "simulator": "text",
-    "verify": "number", "progress": "flag",
-}  # fmt: skip
-"""How runs are carried out: arguments of `compare` and `run`."""
-
-
-@checked("compare", repeat="count", hit_rate="text", overrides="overrides", **HOW)
+@checked("compare", repeat="count", jobs="count")
 def compare(
     policies: Any, *, model: str | Mapping[str, Any] | ModelSpec | Sequence[Any] = MODEL,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | Sequence[Any] = "rtx3090-epyc7532",
@@ -207,7 +200,7 @@ def served_question(
     return raw
 
 
-@checked("run", experiment="experiment", overrides="overrides", **HOW)
+@checked("run", jobs="count")
 def run(
     experiment: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False,
     out: str | Path | None = None, jobs: int | None = None, scheduler: str | None = None, fail_fast: bool = False,
@@ -283,7 +276,7 @@ def parsed(
     return config, place, given
 
 
-@checked("load", folder="path", trust="flag", inputs="path")
+@checked("load")
 def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Result:
     """Load the result that a command, or `Result.save`, has written.
 

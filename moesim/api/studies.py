@@ -56,10 +56,7 @@ class Study(Answer):
         return f"<Study: {self.command}, {len(self.rows)} rows>"
 
 
-@checked(
-    "whatif", experiment="experiment", vary="names", context="count", overrides="overrides", quick="flag", look="flag",
-    jobs="count", progress="flag",
-)  # fmt: skip
+@checked("whatif", context="count", jobs="count")
 def whatif(
     experiment: str | Path | Mapping[str, Any] | None = None, vary: Sequence[str] = (), *,
     model: str | Path | Mapping[str, Any] | ModelSpec | None = None,
@@ -149,7 +146,7 @@ def _of_drafts(lines: Sequence[Any]) -> Study:
     )
 
 
-@checked("diff", run_a="path", run_b="path", trust="flag", inputs="path")
+@checked("diff")
 def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Study:
     """Compare two runs of result folders.
 
@@ -182,9 +179,7 @@ def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: s
     )  # fmt: skip
 
 
-@checked(
-    "regret", experiment="experiment", policies="names", overrides="overrides", quick="flag", jobs="count", progress="flag"
-)  # fmt: skip
+@checked("regret", jobs="count")
 def regret(
     experiment: str | Path | Mapping[str, Any], policies: Sequence[str] = (), *,
     overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, jobs: int | None = None, progress: bool = True,
@@ -213,10 +208,7 @@ def regret(
     )  # fmt: skip
 
 
-@checked(
-    "capacity", prompt="count", answer="count", ttft="number", tpot="number", e2e="number", users="flag",
-    think="number", share="number", seeds="count", requests="count", overrides="overrides", jobs="count", progress="flag",
-)  # fmt: skip
+@checked("capacity", prompt="count", answer="count", seeds="count", requests="count", jobs="count")
 def capacity(
     policies: Any, *, model: Any, hardware: Any, scheduler: str | Mapping[str, Any] = "llama-server", prompt: int = 512,
     answer: int = 128, ttft: float = 10.0, tpot: float = 0.5, e2e: float | None = None, users: bool = False,
@@ -286,9 +278,7 @@ def capacity(
     )  # fmt: skip
 
 
-@checked(
-    "league", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag"
-)  # fmt: skip
+@checked("league", jobs="count")
 def league(
     experiment: str | Path | Mapping[str, Any] | None = None, *,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None,
@@ -350,7 +340,7 @@ def league(
     return study
 
 
-@checked("papers", figures="names", quick="flag", out="path", jobs="count", progress="flag")
+@checked("papers", jobs="count")
 def papers(
     figures: Sequence[str] = (), *, quick: bool = False, out: str | Path | None = None, jobs: int | None = None,
     progress: bool = True,
@@ -377,7 +367,7 @@ def papers(
     return Study(found, found.failures, "papers", found.records(), found.text, found.files)
 
 
-@checked("report", folder="path", out="path", trust="flag", progress="flag")
+@checked("report")
 def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = False, progress: bool = True) -> Path:
     """Write a result folder as one HTML page: what was run, results, figures, notes and a timeline to zoom into.
 
