@@ -19,7 +19,6 @@ _FROM = {
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
     "plot": "moesim.api.figures:plot",
-    "profile": "moesim.api.profile:",  # with `measure`
     "replay": "moesim.api.machine:replay",
     **{name: f"moesim.api.run:{name}" for name in ("compare", "load", "load_trace", "run")},
     **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "papers", "regret", "report", "whatif")},
@@ -28,7 +27,6 @@ _FROM = {
     "recommend": "moesim.api.answers:recommend",
     "stats": "moesim.api.traces:stats",
     "trace": "moesim.trace:",  # with `import_`
-    "validate": "moesim.api.machine:validate",
 }
 """Names and where they are: a name loads what it needs when it is first used, so that `import moesim` stays light."""
 

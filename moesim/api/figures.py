@@ -43,11 +43,6 @@ def plot(
     -------
     list of Path
         Of each figure PDF, PNG, its data as CSV and its caption as text.
-
-    Raises
-    ------
-    ConfigError
-        If a kind, option, policy or setting is unknown, or a folder lacks what a kind needs.
     """
     from moesim.experiment.folder import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
@@ -61,8 +56,7 @@ def plot(
         raise ConfigError(f"plot: {said}; `moesim plot list` says what they need")
     if medium not in MEDIA:
         raise ConfigError(f"plot: medium: {unknown_name('medium', medium, MEDIA)}")
-    folder = Path(out)
-    check_out_folder(folder, option="plot: out:")
+    check_out_folder(Path(out), option="plot: out:")
     request = Request(
         named, [str(one) for one in ([results] if isinstance(results, str | Path) else results)],
         {name: ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one) for name, one in options.items()},
@@ -71,4 +65,4 @@ def plot(
     )  # fmt: skip
     with reading_results(trust=trust):
         files = draw(request, partial(outcome_of, trust=trust, inputs=None if inputs is None else Path(inputs)))
-    return OutputFolder(folder, "plot", owned=False).put(files)
+    return OutputFolder(Path(out), "plot", owned=False).put(files)

@@ -136,14 +136,8 @@ def _of_drafts(lines: Sequence[Any]) -> Study:
     from moesim.studies.whatif import drafts as study
 
     failures = [f"{line.policy}, drafts: {line.error}" for line in lines if line.error]
-    return Study(
-        list(lines),
-        failures,
-        "whatif",
-        study.records(lines),
-        lambda form: study.table(lines, form),
-        lambda: study.files_of(lines),
-    )
+    files = partial(study.files_of, lines)
+    return Study(list(lines), failures, "whatif", study.records(lines), partial(study.table, lines), files)
 
 
 @checked("diff")

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from moesim.api.outputs import all_or_none, check_out, check_out_folder, note_written
-from moesim.api.profile import measure as carry_out
 from moesim.cli.help import Commands
 from moesim.cli.options import Overwrite, Printed, name_or_mapping
 from moesim.cli.outputs import show as print_table
@@ -28,11 +27,12 @@ from moesim.hardware.pasted import Pasted, pasted_text, read_pasted
 from moesim.hardware.problems import find_problems, parts_lines, reading_remarks
 from moesim.hardware.short import expert_of
 from moesim.hardware.types import TRANSFERS
+from moesim.live.kernels import require_torch
 from moesim.live.profiler.detect import detect as ask
 from moesim.live.profiler.show import compare as compare_profiles
 from moesim.live.profiler.show import page, unit_of, value_text
 from moesim.live.profiler.show import table as comparison_table
-from moesim.model import ModelSpec, load_model
+from moesim.model import ModelSpec, builtin_models, load_model
 from moesim.policies.registry import POLICIES, make_policy
 
 _MODEL = "mixtral-8x7b"  # any: whose experts are copied does not decide how
@@ -328,24 +328,37 @@ def measure(
 
     Example: moesim profile measure my-machine --mode quick --memory 2GB --dry-run
     """
-    named = [each if each == _ALL else _model(each) for each in model or ["mixtral-8x7b", "deepseek-v2-lite"]]
-    if memory is not None:
-        parse_bytes(memory, "--memory")
+    for what, both in (("disk", disk is not None and no_disk), ("gpu", gpu is not None and no_gpu)):
+        if both:
+            raise ConfigError(f"--{what} and --no-{what}: expected one of them, got both")
+    named = model or ["mixtral-8x7b", "deepseek-v2-lite"]
+    models = tuple(builtin_models().values()) if named == [_ALL] else tuple(_model(each) for each in named)
+    budget = None if memory is None else parse_bytes(memory, "--memory")
     if not dry_run:
         check_out_folder(out, option="--out")
-    found = carry_out(
-        name, model=named, bits=bits or (), mode=mode, disk=disk, no_disk=no_disk, gpu=gpu, no_gpu=no_gpu, memory=memory,
-        repeats=repeats, seed=seed, out=out, resume=resume, overwrite=overwrite, dry_run=dry_run, progress=progress,
-    )  # fmt: skip
-    if isinstance(found, list):
-        for path in found:
-            print(shown(str(path)))
-        return
-    sys.stdout.write(found)
+        require_torch()
     from moesim.live.kernels.host import has_torch
+    from moesim.live.profiler.request import Request, describe_plan, find_gpu, prepare
 
-    if gpu is None and not no_gpu and not has_torch():
-        say("PyTorch is not installed, so that no GPU was looked for")
+    which = None if no_gpu else find_gpu(gpu)
+    if disk is None and which is None and not no_disk:
+        if not dry_run:
+            out.mkdir(parents=True, exist_ok=True)
+        disk = out if out.is_dir() else Path()
+    request = Request(
+        name, models, tuple(bits or ()), mode, budget, disk, which, out, seed, repeats, resume=resume, overwrite=overwrite
+    )
+    prepared = prepare(request)
+    if dry_run:
+        sys.stdout.write(describe_plan(prepared))
+        if which is None and not no_gpu and not has_torch():
+            say("PyTorch is not installed, so that no GPU was looked for")
+        return
+    from moesim.live.profiler.measure import measure as carry_out  # PyTorch takes seconds to import
+
+    paths = carry_out(prepared, progress=progress, warn=lambda text: say(f"moesim: warning: {text}"))
+    for path in paths:
+        print(shown(str(path)))
 
 
 @app.command("show")

@@ -8,16 +8,19 @@ from typing import Annotated
 
 import typer
 
-from moesim.api.machine import validate as run_both
 from moesim.cli.options import Quick, Set
-from moesim.cli.outputs import print_answer
+from moesim.cli.outputs import show
 from moesim.cli.replay import Backend, Disk, Memory
 from moesim.cli.runs import As
+from moesim.core.files import check_own_folder
 from moesim.core.limits import REPEATS
 from moesim.core.table import Format
-from moesim.core.text import say
-from moesim.core.units import parse_bytes
+from moesim.core.text import complain, say
 from moesim.errors import ConfigError
+from moesim.experiment.config import load_config
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.sweep import quick
+from moesim.live.execution import live_execution, live_machine, replayed
 
 
 def validate(
@@ -49,22 +52,60 @@ def validate(
     """
     if public:
         _check_options(context, "public", ("public", "out", "form"))
-    elif engines is not None:
+        return _public(out, form)
+    if engines is not None:
         _check_options(context, "engines", ("engines", "form"))
-    elif out is None:
+        return _engines(engines, form)
+    if out is None:
         raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
-    elif only_compare:
+    check_own_folder(out, "validate")
+    if only_compare:
         _check_options(context, "only-compare", ("only_compare", "out", "file", "overrides", "small", "form"))
-    if memory is not None:
-        parse_bytes(memory, "--memory")
-    found = run_both(
-        file, out, public=public, engines=engines, repeats=repeats, resume=resume, only_compare=only_compare,
-        overrides=overrides, quick=small, backend=backend, memory=memory, disk=disk,
-    )  # fmt: skip
-    code = print_answer(found, form, None, "validate")
+    if file is None:
+        raise ConfigError("validate: expected an experiment, got nothing; name a file, or compare with --public")
+    from moesim.studies.validation.report import Report  # Matplotlib takes most of a second to import
+    from moesim.studies.validation.run import validate as run_both
+
+    config = replayed(load_config(file, overrides), str(file), "validate")
+    experiment = Experiment(quick(config, str(file)) if small else config, str(file))
+    if only_compare:
+        found = run_both(experiment, out, None, progress=True)
+    else:
+        how = {"backend": backend, "memory": memory}
+        with live_machine(experiment, backend, memory, disk) as machine:
+            execution = live_execution(machine)
+            found = run_both(experiment, out, execution, repeats=repeats, resume=resume, how=how, progress=True)
+    report = Report(found)
+    show(report.table(form), form)
+    for path in report.write(out):
+        say(f"wrote {path}")
+    for line in report.problems:
+        complain(f"moesim: {line}")
+    return 1 if report.problems else 0
+
+
+def _public(out: Path | None, form: Format) -> int:
+    from moesim.studies.validation.public import group_table, run_public, table
+
+    result = run_public(out, progress=True)
+    show(table(result.frame, form), form)
+    if not form.for_programs:
+        show("\n" + group_table(result.sweeps, form), form)
+    if form is Format.TABLE:
+        show(f"{result.summary}\n")
     if out is not None:
         say(f"wrote {out}")
-    return code
+    return 0
+
+
+def _engines(rows: Path, form: Format) -> int:
+    from moesim.studies.validation.engines import run_engines, summary, table
+
+    result = run_engines(rows, progress=True)
+    show(table(result, form), form)
+    if form is Format.TABLE:
+        show("\n" + "\n".join(summary(result)) + "\n")
+    return 0
 
 
 def _check_options(context: typer.Context, mode: str, used: Collection[str]) -> None:

@@ -14,8 +14,8 @@ from moesim.cli.main import _app
 
 PUBLIC = {  # verbs whose function is in `moesim`
     **{verb: verb for verb in (
-        "run", "compare", "capacity", "whatif", "recommend", "calibrate", "diff", "plot", "report", "replay", "validate",
-        "papers", "league", "regret", "profile measure",
+        "run", "compare", "capacity", "whatif", "recommend", "calibrate", "diff", "plot", "report", "replay", "papers",
+        "league", "regret",
     )},
     "trace import": "trace.import_", "trace stats": "stats",
 }  # fmt: skip
@@ -27,6 +27,8 @@ BELOW = {  # verbs whose command prints or writes what another function returns
     "model": "moesim.model:Card",
     "schema": "moesim.experiment.config:json_schema",
     "bench": "moesim.studies.bench:run_case",
+    "validate": "moesim.studies.validation.run:validate",
+    "profile measure": "moesim.live.profiler.measure:measure",
     "profile new": "moesim:Hardware.from_parts",
     "profile check": "moesim.hardware.problems:find_problems",
     "profile detect": "moesim.live.profiler.detect:detect",

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-import moesim.cli  # its handler prints what is logged
 from moesim.core import progress
 from moesim.core.progress import Progress
 

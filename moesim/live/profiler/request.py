@@ -6,7 +6,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moesim.core.units import format_memory
 from moesim.errors import CapacityError, ConfigError, HardwareError
@@ -95,22 +94,6 @@ def find_gpu(wanted: int | None) -> int | None:
             f"--gpu: expected one of the {n} GPUs that PyTorch finds, got {wanted}; add --no-gpu to measure without one"
         )
     return wanted
-
-
-def requested(
-    name: str, models: tuple[ModelSpec, ...], bits: tuple[float, ...], mode: str, memory_bytes: int | None, *, disk: Path | None,
-    no_disk: bool, gpu: int | None, no_gpu: bool, out: Path, dry_run: bool, **how: Any,
-) -> Request:  # fmt: skip
-    """Make a request of options, and choose GPU and disk where these are not named."""
-    for what, both in (("disk", disk is not None and no_disk), ("gpu", gpu is not None and no_gpu)):
-        if both:
-            raise ConfigError(f"--{what} and --no-{what}: expected one of them, got both")
-    which = None if no_gpu else find_gpu(gpu)
-    if disk is None and which is None and not no_disk:
-        if not dry_run:
-            out.mkdir(parents=True, exist_ok=True)
-        disk = out if out.is_dir() else Path()
-    return Request(name, models, bits, mode, memory_bytes, disk, which, out, **how)
 
 
 def prepare(request: Request, machine: Host | None = None) -> Prepared:

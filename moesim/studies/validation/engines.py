@@ -239,11 +239,6 @@ _HEADINGS: Final = (
 _ORDER_HEADINGS: Final = ("machine", "model", "pairs", "in the right order", "wrong: faster over slower line")
 
 
-def text(result: EngineResult, form: Format) -> str:
-    """Write the table, and below it on a terminal how near predictions are."""
-    return table(result, form) + ("\n" + "\n".join(summary(result)) + "\n" if form is Format.TABLE else "")
-
-
 def table(result: EngineResult, form: Format) -> str:
     """Write predicted and measured speeds, the order of engines, and what was skipped."""
     if form.for_programs:

@@ -602,12 +602,6 @@ HEADINGS: Final = (
 )  # fmt: skip
 
 
-def text(found: PublicResult, form: Format) -> str:
-    """Write the table; for people also errors by group, and the summary."""
-    grouped = "" if form.for_programs else "\n" + group_table(found.sweeps, form)
-    return table(found.frame, form) + grouped + (f"{found.summary}\n" if form is Format.TABLE else "")
-
-
 def table(frame: pd.DataFrame, form: Format) -> str:
     """Write predicted and measured values."""
     records = plain(frame)
