@@ -13,7 +13,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import quick as made_quick
-from moesim.live.execution import live_execution, live_machine, replayed
+from moesim.studies.replay import live_execution, live_machine, replayed
 
 
 @checked("replay", memory="size")

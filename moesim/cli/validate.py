@@ -20,7 +20,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import quick
-from moesim.live.execution import live_execution, live_machine, replayed
+from moesim.studies.replay import live_execution, live_machine, replayed
 
 
 def validate(
