@@ -1,8 +1,10 @@
 from moesim import trace
 from moesim.api.answers import calibrate, recommend
+from moesim.api.figures import plot
+from moesim.api.machine import replay
 from moesim.api.result import Result
 from moesim.api.run import compare, load, load_trace, run
-from moesim.api.studies import capacity, diff, league, regret, report, whatif
+from moesim.api.studies import capacity, diff, league, papers, regret, report, whatif
 from moesim.api.traces import stats
 from moesim.hardware import HardwareProfile as Hardware
 from moesim.hardware import load_hardware
@@ -11,7 +13,7 @@ from moesim.trace import Trace
 
 __all__ = [
     "Hardware", "Result", "Trace", "__version__", "calibrate", "capacity", "compare", "diff", "league", "load",
-    "load_hardware", "load_model", "load_trace", "recommend", "regret", "report", "run", "stats", "trace",
-    "whatif",
+    "load_hardware", "load_model", "load_trace", "papers", "plot", "recommend", "regret", "replay", "report", "run",
+    "stats", "trace", "whatif",
 ]  # fmt: skip
 __version__: str

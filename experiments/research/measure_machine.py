@@ -291,9 +291,9 @@ def profile(setting: Setting, until: float) -> Notes:
 
 def replay(number: int, setting: Setting, until: float) -> Notes:
     """Validate a model by the profile that was measured: five policies, simulated and replayed."""
-    from moesim.cli.replay import live_execution, live_machine
     from moesim.experiment.config import parse_config
     from moesim.experiment.resolve import Experiment
+    from moesim.studies.replay import live_execution, live_machine
     from moesim.studies.validation.report import Report
     from moesim.studies.validation.run import validate
     from moesim.testing.traces import synthetic_trace

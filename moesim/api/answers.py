@@ -48,10 +48,7 @@ class Advice(Answer, Recommendation):
         return f"<Advice: {self.engine.name}: {said} for {where}>"
 
 
-@checked(
-    "recommend", vram="size", ram="size", bits="text", batch="count", prompt="count", decode="count", context="count",
-    trace="path", calibrate="path", engine="text", all_engines="flag", quick="flag", jobs="count", progress="flag",
-)  # fmt: skip
+@checked("recommend", vram="size", ram="size", batch="count", prompt="count", decode="count", context="count", jobs="count")
 def recommend(
     model: str | Path | Mapping[str, Any] | ModelSpec,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, *,
@@ -120,10 +117,7 @@ def recommend(
     return Advice(**vars(found))
 
 
-@checked(
-    "calibrate", observations="path", models="names", free="names", name="text", out="path", contribute="path",
-    any_machine="flag", progress="flag",
-)  # fmt: skip
+@checked("calibrate")
 def calibrate(
     observations: str | Path, hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, *,
     models: Sequence[str] = (), free: Sequence[str] = (), name: str | None = None, out: str | Path | None = None,

@@ -39,15 +39,25 @@ KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 """Kinds of arguments: a test, and words for it."""
 
 
+_OF_TYPES: Final = {
+    "bool": "flag", "float": "number", "str": "text", "str | float": "width", "str | Path": "path", "Sequence[str]": "names",
+    "Mapping[str, Any]": "mapping", "Mapping[str, Any] | Sequence[str]": "overrides",
+    "str | Path | Mapping[str, Any]": "experiment",
+}  # fmt: skip
+"""Annotations that say the kind of an argument."""
+
+
 def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
 
 
 def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check names of arguments, and values by `KINDS`; None is allowed where it is the default. Raises `ConfigError`."""
+    """Check names of arguments, and values by their kind or annotation; None is allowed where it is the default."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         known = signature(function)
+        typed = {name: _OF_TYPES.get(str(one.annotation).removesuffix(" | None"), "") for name, one in known.parameters.items()}
+        asked = {name: kind for name, kind in {**typed, **kinds}.items() if kind}
 
         @wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> T:
@@ -56,10 +66,10 @@ def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, 
             except TypeError as wrong:
                 raise ConfigError(f"{place}(): {_unbound(known, options) or wrong}") from None
             for name, value in given.items():
-                if name not in kinds or (value is None and known.parameters[name].default is None):
+                if name not in asked or (value is None and known.parameters[name].default is None):
                     continue
-                fits, words = KINDS[kinds[name]]
-                if not fits(value) or (isinstance(value, bool) and kinds[name] != "flag"):
+                fits, words = KINDS[asked[name]]
+                if not fits(value) or (isinstance(value, bool) and asked[name] != "flag"):
                     raise ConfigError(f"{place}: {name}: expected {words}, got {value!r}; give one")
             return function(*arguments, **options)
 

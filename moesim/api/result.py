@@ -49,11 +49,12 @@ class Result:
     def __init__(
         self, rows: Sequence[Mapping[str, Any]], experiment: Experiment | None, folder: Path | None = None, *, trust: bool = True,
         inputs: Path | None = None, requests: Mapping[int, Records] | None = None,
+        outcomes: Mapping[int, Outcome] | None = None,
     ) -> None:  # fmt: skip
         self.rows: list[dict[str, Value]] = [dict(row) for row in rows]
         self.experiment = experiment
         self._folder, self._trust, self._inputs = folder, trust, inputs
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes = dict(outcomes or {})
         self._requests = dict(requests or {})  # records of served runs as far as these are kept: what became of requests
 
     @property
@@ -180,7 +181,7 @@ class Result:
         shown = [self._outcome(known[name], wanted=steps) for name in policies or known]
         return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
 
-    @checked("plot", kind="text", policies="names", where="mapping", width="width", medium="text")
+    @checked("plot", medium="text")
     def plot(
         self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
         width: str | float | None = None, medium: Medium = "screen", **options: Any,
@@ -222,7 +223,7 @@ class Result:
             )
         return next(iter(found.values()))
 
-    @checked("plots", kind="text", policies="names", where="mapping", width="width", medium="text")
+    @checked("plots", medium="text")
     def plots(
         self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None,
         width: str | float | None = None, medium: Medium = "screen", **options: Any,
@@ -282,7 +283,7 @@ class Result:
         done = [index for index in rows.index if not self.rows[index].get("error")]
         return pd.DataFrame([row for index in done for row in MAKE_FRAME[source](self._outcome(index, keep=False))])
 
-    @checked("save", folder="path")
+    @checked("save")
     def save(self, folder: str | Path) -> Path:
         """Write the result into a folder, as ``moesim run --out`` does.
 
@@ -386,7 +387,7 @@ class Answer:
 
         return pd.DataFrame(self._rows())
 
-    @checked("text", form="text")
+    @checked("text")
     def text(self, form: str = "table") -> str:
         """Write it as the command prints it.
 
@@ -406,7 +407,7 @@ class Answer:
         """
         return self._text(Format.named(form))
 
-    @checked("save", folder="path")
+    @checked("save")
     def save(self, folder: str | Path) -> Path:
         """Write the folder of the command with ``--out``.
 

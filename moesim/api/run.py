@@ -12,6 +12,7 @@ from moesim.api.arguments import checked, written
 from moesim.api.result import Result
 from moesim.core.text import note
 from moesim.core.units import as_share
+from moesim.engine.entry import played_by
 from moesim.errors import ConfigError, InterruptError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config, refuse_served
@@ -30,7 +31,7 @@ NAMES: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
 """Names by which traces were loaded here; one that was made of another has none."""
 
 
-@checked("load_trace", name_or_path="path")
+@checked("load_trace")
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace.
 
@@ -56,7 +57,7 @@ def load_trace(name_or_path: str | Path) -> Trace:
 MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
 
 
-@checked("compare", repeat="count", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
+@checked("compare", repeat="count", jobs="count")
 def compare(
     policies: Any, *, model: str | Mapping[str, Any] | ModelSpec | Sequence[Any] = MODEL,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | Sequence[Any] = "rtx3090-epyc7532",
@@ -65,7 +66,8 @@ def compare(
     decode: int | Sequence[int] = 64, n_batches: int | Sequence[int] = 1, seed: int | Sequence[int] = 0,
     transfer: str | Sequence[str] = "own", engine: str | Sequence[str] = "own", repeat: int = 1,
     overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, out: str | Path | None = None,
-    jobs: int | None = None, progress: bool = True,
+    jobs: int | None = None, scheduler: str | None = None, fail_fast: bool = False, simulator: str | None = None,
+    verify: float | None = None, progress: bool = True,
 ) -> Result:  # fmt: skip
     """Compare policies.
 
@@ -103,6 +105,14 @@ def compare(
         Folder to write; runs that it holds are not repeated. Default: nothing is written.
     jobs : int, optional
         Processes; default: all cores where that is faster. The results do not depend on it.
+    scheduler : str, optional
+        ``tcp://HOST:PORT`` of a Dask scheduler, whose workers run instead.
+    fail_fast : bool
+        Stop at the first run that fails.
+    simulator : {"simpy", "native"}, optional
+        Which of the two simulators; default: native if it is built. Both give the same results.
+    verify : float, optional
+        Share of the runs to play on both; the first record that differs stops them.
     progress : bool
         Show a bar, on a terminal or in a notebook, once it has taken two seconds.
 
@@ -130,7 +140,10 @@ def compare(
     )  # fmt: skip
     config = parse_config(raw, "compare")
     config = made_quick(config, "compare") if quick else config
-    return _carried_out(config, "compare", given, out=out, jobs=jobs, progress=progress)
+    return _carried_out(
+        config, "compare", given, out=out, jobs=jobs, scheduler=scheduler, fail_fast=fail_fast, simulator=simulator,
+        verify=verify, progress=progress,
+    )  # fmt: skip
 
 
 def comparison(
@@ -187,10 +200,11 @@ def served_question(
     return raw
 
 
-@checked("run", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag")
+@checked("run", jobs="count")
 def run(
     experiment: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False,
-    out: str | Path | None = None, jobs: int | None = None, progress: bool = True,
+    out: str | Path | None = None, jobs: int | None = None, scheduler: str | None = None, fail_fast: bool = False,
+    simulator: str | None = None, verify: float | None = None, progress: bool = True,
 ) -> Result:  # fmt: skip
     """Run an experiment.
 
@@ -204,10 +218,8 @@ def run(
         The first setting only, and at most 4 decode tokens.
     out : str or Path, optional
         Folder to write; runs that it holds are not repeated. Default: nothing is written.
-    jobs : int, optional
-        Processes; default: all cores where that is faster.
-    progress : bool
-        Show a bar, on a terminal or in a notebook, once it has taken two seconds.
+    jobs, scheduler, fail_fast, simulator, verify, progress
+        As of `compare`.
 
     Returns
     -------
@@ -219,7 +231,10 @@ def run(
         If the file cannot be read, or what it asks for is wrong.
     """
     config, place, given = read_experiment("run", experiment, overrides, quick=quick)
-    return _carried_out(config, place, given, out=out, jobs=jobs, progress=progress)
+    return _carried_out(
+        config, place, given, out=out, jobs=jobs, scheduler=scheduler, fail_fast=fail_fast, simulator=simulator,
+        verify=verify, progress=progress,
+    )  # fmt: skip
 
 
 def read_experiment(
@@ -261,7 +276,7 @@ def parsed(
     return config, place, given
 
 
-@checked("load", folder="path", trust="flag", inputs="path")
+@checked("load")
 def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Result:
     """Load the result that a command, or `Result.save`, has written.
 
@@ -292,12 +307,16 @@ def load(folder: str | Path, *, trust: bool = False, inputs: str | Path | None =
 
 
 def _carried_out(
-    config: Config, place: str, given: dict[str, Trace], *, out: str | Path | None, jobs: int | None, progress: bool
-) -> Result:
+    config: Config, place: str, given: dict[str, Trace], *, out: str | Path | None, jobs: int | None, scheduler: str | None,
+    fail_fast: bool, simulator: str | None, verify: float | None, progress: bool,
+) -> Result:  # fmt: skip
     experiment = Experiment(config, place, known=given)
     typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)  # which no other process can import
     folder, n = None if out is None else Path(out), 1 if typed else jobs
-    results = executed(experiment, folder, jobs=n, progress=progress)
+    with played_by(simulator, verify):
+        results = executed(
+            experiment, folder, jobs=n, scheduler=scheduler, progress=progress, fail_fast=fail_fast or bool(verify)
+        )
     served = {i: one.records for i, one in enumerate(results.outcomes) if one.records is not None and one.records.served}
     return Result(results.rows, experiment, folder, requests=served)
 

@@ -56,10 +56,7 @@ class Study(Answer):
         return f"<Study: {self.command}, {len(self.rows)} rows>"
 
 
-@checked(
-    "whatif", experiment="experiment", vary="names", context="count", overrides="overrides", quick="flag", look="flag",
-    jobs="count", progress="flag",
-)  # fmt: skip
+@checked("whatif", context="count", jobs="count")
 def whatif(
     experiment: str | Path | Mapping[str, Any] | None = None, vary: Sequence[str] = (), *,
     model: str | Path | Mapping[str, Any] | ModelSpec | None = None,
@@ -139,17 +136,11 @@ def _of_drafts(lines: Sequence[Any]) -> Study:
     from moesim.studies.whatif import drafts as study
 
     failures = [f"{line.policy}, drafts: {line.error}" for line in lines if line.error]
-    return Study(
-        list(lines),
-        failures,
-        "whatif",
-        study.records(lines),
-        lambda form: study.table(lines, form),
-        lambda: study.files_of(lines),
-    )
+    files = partial(study.files_of, lines)
+    return Study(list(lines), failures, "whatif", study.records(lines), partial(study.table, lines), files)
 
 
-@checked("diff", run_a="path", run_b="path", trust="flag", inputs="path")
+@checked("diff")
 def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: str | Path | None = None) -> Study:
     """Compare two runs of result folders.
 
@@ -182,9 +173,7 @@ def diff(run_a: str | Path, run_b: str | Path, *, trust: bool = False, inputs: s
     )  # fmt: skip
 
 
-@checked(
-    "regret", experiment="experiment", policies="names", overrides="overrides", quick="flag", jobs="count", progress="flag"
-)  # fmt: skip
+@checked("regret", jobs="count")
 def regret(
     experiment: str | Path | Mapping[str, Any], policies: Sequence[str] = (), *,
     overrides: Mapping[str, Any] | Sequence[str] = (), quick: bool = False, jobs: int | None = None, progress: bool = True,
@@ -213,10 +202,7 @@ def regret(
     )  # fmt: skip
 
 
-@checked(
-    "capacity", prompt="count", answer="count", ttft="number", tpot="number", e2e="number", users="flag",
-    think="number", share="number", seeds="count", requests="count", overrides="overrides", jobs="count", progress="flag",
-)  # fmt: skip
+@checked("capacity", prompt="count", answer="count", seeds="count", requests="count", jobs="count")
 def capacity(
     policies: Any, *, model: Any, hardware: Any, scheduler: str | Mapping[str, Any] = "llama-server", prompt: int = 512,
     answer: int = 128, ttft: float = 10.0, tpot: float = 0.5, e2e: float | None = None, users: bool = False,
@@ -286,9 +272,7 @@ def capacity(
     )  # fmt: skip
 
 
-@checked(
-    "league", experiment="experiment", overrides="overrides", quick="flag", out="path", jobs="count", progress="flag"
-)  # fmt: skip
+@checked("league", jobs="count")
 def league(
     experiment: str | Path | Mapping[str, Any] | None = None, *,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None,
@@ -350,7 +334,34 @@ def league(
     return study
 
 
-@checked("report", folder="path", out="path", trust="flag", progress="flag")
+@checked("papers", jobs="count")
+def papers(
+    figures: Sequence[str] = (), *, quick: bool = False, out: str | Path | None = None, jobs: int | None = None,
+    progress: bool = True,
+) -> Study:  # fmt: skip
+    """Run the experiments of the papers, and put each published figure next to the simulated one.
+
+    Parameters
+    ----------
+    figures : sequence of str
+        Papers, or figures as ``"hybrimoe/fig9"``; default: all. ``moesim papers --list`` has their names.
+    quick, jobs, progress
+        As of `moesim.run`.
+    out : str or Path, optional
+        Folder for a result folder of each experiment; runs that it holds are not repeated.
+
+    Returns
+    -------
+    Study
+        ``table`` (printed figures, then orders), ``text()`` and ``save(folder)``; ``failures`` names runs that failed.
+    """
+    from moesim.studies.papers.run import Chosen, run_papers
+
+    found = run_papers(Chosen(figures, quick), out=None if out is None else Path(out), jobs=jobs, progress=progress)
+    return Study(found, found.failures, "papers", found.records(), found.text, found.files)
+
+
+@checked("report")
 def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = False, progress: bool = True) -> Path:
     """Write a result folder as one HTML page: what was run, results, figures, notes and a timeline to zoom into.
 

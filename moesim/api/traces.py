@@ -61,10 +61,7 @@ def describe(trace: Trace) -> str:
     return "; ".join([size, *trace.remarks, *tables, *signals])
 
 
-@checked(
-    "import_", out="path", format="text", label="text", n_experts="count", n_layers="count", top_k="count", axes="names",
-    columns="mapping", calibrate="number", weights="flag", scores="flag", overwrite="flag",
-)  # fmt: skip
+@checked("import_", n_experts="count", n_layers="count", top_k="count", columns="mapping")
 def import_(
     sources: str | Path | Sequence[str | Path], out: str | Path, *, format: str | None = None,
     model: str | Path | Mapping[str, Any] | ModelSpec | None = None, label: str | None = None, n_experts: int | None = None,
@@ -192,7 +189,7 @@ class Statistics(Answer):
         return f"<Statistics: {self.found['trace']}, {self.found['n_rows']} {self.found['phase']} tokens>"
 
 
-@checked("stats", phase="text", max_rows="count", progress="flag")
+@checked("stats", max_rows="count")
 def stats(
     trace: str | Path | Trace, *, phase: str | None = None, max_rows: int | None = None, progress: bool = True
 ) -> Statistics:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import logging
 
 from moesim.cli.main import app
-from moesim.core.text import LOG, say
+from moesim.core.text import LOG, PROGRESS, complain
 
 __all__ = ["app"]
 
 
 class _OnStderr(logging.Handler):
-    """Print what functions log, as a command prints its own remarks."""
+    """Print what functions log, as a command prints its own remarks; the reason of a choice once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        line = record.getMessage()
+        if record.name != LOG.name or record.levelno >= logging.WARNING or line not in self.told:
+            complain(line)
+        self.told.add(line)
 
 
 LOG.addHandler(_OnStderr())
+PROGRESS.setLevel(logging.INFO)

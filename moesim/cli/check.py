@@ -10,7 +10,7 @@ import typer
 from moesim.cli.options import policy_list
 from moesim.cli.outputs import show
 from moesim.core.progress import telling
-from moesim.core.text import say, shown_lines
+from moesim.core.text import complain, shown_lines
 from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
 from moesim.hardware import load_hardware
@@ -52,7 +52,7 @@ def check(
             failed.append(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}")
         failed += [f"moesim: {report.policy} {one.kind}s: not what its rule says" for one in rules if one.verdict == "failed"]
     for line in failed:
-        say(line)
+        complain(line)
     return 1 if failed else 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import errno
 import io
+import logging
 import os
 import re
 import sys
@@ -26,8 +27,8 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 from moesim import __version__
 from moesim.cli.help import Commands
 from moesim.core.files import FULL, write_error
-from moesim.core.text import say
-from moesim.errors import InputError, InterruptError, MoesimError, unknown_name
+from moesim.core.text import LOG, PROGRESS, complain
+from moesim.errors import ConfigError, InputError, InterruptError, MoesimError, unknown_name
 
 VERBS = {
     "demo": "demo", "run": "runs", "compare": "runs",
@@ -69,6 +70,10 @@ def _options(
         Shell | None,
         typer.Option(callback=_print_completion, is_eager=True, help="Print what completes commands in a shell."),
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer and errors; before or after a command.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also which files were read and why; before or after a command.")
+    ] = False,
 ) -> None:
     pass
 
@@ -128,7 +133,10 @@ def _command(verb: str | None) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
-    given = arguments = _as_meant(sys.argv[1:] if arguments is None else arguments)
+    try:
+        given = arguments = _heard(_as_meant(sys.argv[1:] if arguments is None else arguments))
+    except InputError as error:
+        return _fail(str(error), 2)
     verb = next((word for word in given if not word.startswith("-")), None)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe of Windows may not have every character
         sys.stdout.reconfigure(errors="replace")
@@ -179,6 +187,23 @@ def _as_meant(given: list[str]) -> list[str]:
     return [*given[1:], "--help"] if given[:1] == ["help"] else given
 
 
+_LEVELS = {"--quiet": logging.ERROR, "-q": logging.ERROR, "--verbose": logging.DEBUG}
+
+
+def _heard(given: list[str]) -> list[str]:
+    """Set what is printed besides the answer by ``--quiet`` and ``--verbose``, wherever they stand; return the other words."""
+    end = given.index("--") if "--" in given else len(given)
+    asked = {_LEVELS[word] for word in given[:end] if word in _LEVELS}
+    if len(asked) > 1:
+        raise ConfigError("--quiet, --verbose: expected one of them, got both; leave one out")
+    level = asked.pop() if asked else logging.WARNING
+    LOG.setLevel(level)
+    for handler in LOG.handlers:
+        getattr(handler, "told", set()).clear()  # of an earlier command in this process
+    PROGRESS.setLevel(logging.ERROR if level == logging.ERROR else logging.INFO)
+    return [word for i, word in enumerate(given) if i >= end or word not in _LEVELS]
+
+
 def _with_verbs(error: Any) -> str:
     """Return the message of Typer's error; of an unknown command with those known."""
     message = str(error.format_message())
@@ -214,7 +239,7 @@ def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
     if len(line) > _LONGEST:  # it quotes what was given
         line = f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 :]}"
-    say(f"moesim: {line}")
+    complain(f"moesim: {line}")
     return code
 
 

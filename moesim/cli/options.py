@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from moesim.core.limits import PROCESSES
 from moesim.core.table import Format
-
-if TYPE_CHECKING:
-    from moesim.experiment.config import Config
 
 
 def name_or_mapping(text: str, place: str) -> Any:
@@ -21,17 +18,6 @@ def name_or_mapping(text: str, place: str) -> Any:
     from moesim.core.yaml_reader import read_yaml_value  # YAML takes a while to import, and few commands read it
 
     return read_yaml_value(text, place) if text.lstrip().startswith("{") else text
-
-
-def replayed(config: Config, place: str, verb: str) -> Config:
-    """Return an experiment with what moesim's own runtime does: the machine's costs, and pinned copies if none are asked for."""
-    from moesim.experiment.config import refuse_served
-
-    refuse_served(config, place, verb)
-    transfer = config.transfer
-    if transfer.curve == "own":
-        transfer = transfer.model_copy(update={"curve": "pinned"})
-    return config.model_copy(update={"engine": "machine", "transfer": transfer})
 
 
 def with_engine(hardware: Any, engine: str | None) -> Any:

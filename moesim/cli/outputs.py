@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moesim.core.files import OutputFolder
 from moesim.core.table import Format, wrapped
-from moesim.core.text import say
+from moesim.core.text import complain, say
 
 if TYPE_CHECKING:
     from moesim.api.studies import Study
@@ -31,7 +31,7 @@ def print_answer(found: Study, form: Format, out: Path | None, command: str) -> 
     if out is not None:
         write_own(out, found.files(), command)
     for line in found.failures:
-        say(f"moesim: {line}")
+        complain(f"moesim: {line}")
     return 1 if found.failures else 0
 
 

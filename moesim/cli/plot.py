@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from moesim.api.figures import plot as draw
 from moesim.api.outputs import check_out_folder
 from moesim.cli.options import Inputs, Trust
-from moesim.cli.outputs import write_beside
-from moesim.core.own_code import reading_results
 from moesim.core.table import Format, render
+from moesim.core.text import say
 from moesim.errors import ConfigError, unknown_name
 
 
@@ -58,9 +57,8 @@ def plot(
 
     Example: moesim plot decode_speed hit_rate results/quickstart --out figures --for paper
     """
-    from moesim.experiment.folder import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
-    from moesim.plots.drawing import OPTIONS, Request, draw
+    from moesim.plots.drawing import OPTIONS
     from moesim.plots.style import MEDIA, parse_width
 
     words = list(arguments or [])
@@ -68,9 +66,8 @@ def plot(
         sys.stdout.write(_listing())
         return
     n_kinds = next((i for i, word in enumerate(words) if word not in KINDS), len(words))
-    if n_kinds == 0:
-        told = unknown_name("kind of figure", words[0], KINDS) if words else "expected a kind of figure, got nothing"
-        raise ConfigError(f"plot: {told}; `moesim plot list` says what they need")
+    if words and n_kinds == 0:
+        raise ConfigError(f"plot: {unknown_name('kind of figure', words[0], KINDS)}; `moesim plot list` says what they need")
     if medium not in MEDIA:
         raise ConfigError(f"plot: --for: {unknown_name('medium', medium, MEDIA)}")
     if out is None:
@@ -78,14 +75,13 @@ def plot(
     check_out_folder(out, option="--out")
     inches = None if width is None else parse_width(width, "plot: --width")
     given = dict(zip(OPTIONS, (baseline, x, y, metric), strict=True)) | dict(_pair(text, "--option") for text in more)
-    request = Request(
-        words[:n_kinds], words[n_kinds:], {name: value for name, value in given.items() if value is not None},
-        split_names(policies), [_pair(text, "--where") for text in where], dict(_label(text) for text in label),
-        "paper" if medium == "paper" else "screen", inches,
+    written = draw(
+        words[:n_kinds], words[n_kinds:], out, policies=split_names(policies), width=inches, medium=medium, trust=trust,
+        where=dict(_pair(text, "--where") for text in where), label=dict(_label(text) for text in label), inputs=inputs,
+        **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
-    with reading_results(trust=trust):
-        files = draw(request, partial(outcome_of, trust=trust, inputs=inputs))
-    write_beside(out, files, "plot")
+    for path in written:
+        say(f"wrote {path}")
 
 
 def split_names(text: str) -> list[str]:

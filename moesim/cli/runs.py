@@ -20,7 +20,7 @@ from moesim.cli.options import Engine, HitRate, Jobs, Set, Simulator, Verify, po
 from moesim.core.limits import REPEATS
 from moesim.core.processes import usable_cores
 from moesim.core.table import Format
-from moesim.core.text import say, shown_lines
+from moesim.core.text import complain, say, shown_lines
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError
 from moesim.experiment import Results
@@ -207,5 +207,5 @@ def report_failures(results: Results | Result) -> int:
     """Print a line for each failed run; return the exit code."""
     lines = failure_lines(results.rows)
     for line in lines:
-        say(f"moesim: {line}")
+        complain(f"moesim: {line}")
     return 1 if lines else 0

@@ -16,7 +16,7 @@ from moesim.core.files import check_own_folder
 from moesim.core.limits import COUNT
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
-from moesim.core.text import say
+from moesim.core.text import complain
 from moesim.trace.made import trace_label
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def trace_lookahead(
     if form.for_programs:
         sys.stdout.write(render_records(records(lines) if hardware is None else [one.record() for one in sights], form))
         for line in missing:
-            say(f"moesim: {line}")
+            complain(f"moesim: {line}")
     else:
         show(table(lines, found, form) + (layers_table(sights, missing, form) if hardware is not None else ""), form)
     if out is not None:

@@ -23,7 +23,6 @@ def trace_stats(
         Path | None,
         typer.Option("--plot", metavar="DIR", help="Draw the figures into DIR, as PNG and PDF."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Describe a trace: balance, locality, prediction, caches.
 
@@ -33,7 +32,7 @@ def trace_stats(
 
     if plot is not None:
         check_out_folder(plot, option="--plot")
-    found = stats(trace, phase=phase, max_rows=max_rows, progress=not quiet)
+    found = stats(trace, phase=phase, max_rows=max_rows)
     for note in found.notes:
         say(note)
     show(found.text(form), form)

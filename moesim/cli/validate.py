@@ -8,18 +8,19 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.options import Quick, Set, replayed
+from moesim.cli.options import Quick, Set
 from moesim.cli.outputs import show
-from moesim.cli.replay import Backend, Disk, Memory, live_execution, live_machine
+from moesim.cli.replay import Backend, Disk, Memory
 from moesim.cli.runs import As
 from moesim.core.files import check_own_folder
 from moesim.core.limits import REPEATS
 from moesim.core.table import Format
-from moesim.core.text import say
+from moesim.core.text import complain, say
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import quick
+from moesim.studies.replay import live_execution, live_machine, replayed
 
 
 def validate(
@@ -79,7 +80,7 @@ def validate(
     for path in report.write(out):
         say(f"wrote {path}")
     for line in report.problems:
-        say(f"moesim: {line}")
+        complain(f"moesim: {line}")
     return 1 if report.problems else 0
 
 

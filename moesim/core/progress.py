@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from moesim.core.text import say, shown
+from moesim.core.text import LOG, PROGRESS, shown
 from moesim.core.units import format_s
 
 _DELAY_S = 2.0
@@ -30,6 +31,7 @@ class Progress:
     ) -> None:
         self.done = self._begun_at = done
         self._total = total
+        enabled = enabled and LOG.isEnabledFor(logging.WARNING)
         self._enabled = enabled and (sys.stderr.isatty() or _in_a_notebook())
         self._lines = enabled and not self._enabled
         self._each = lines and self._lines
@@ -76,7 +78,7 @@ class Progress:
         left = (now - self._began) * (self._total - self.done) / done if done else 0.0
         share = f"{min(100, 100 * self.done // self._total)} %" if self._total else "0 %"
         text = f"{self._text}: " if self._text else ""
-        say(f"{text}{share} done" + (f", {'about ' * (left >= 1)}{format_s(left)} left" if left > 0 else ""))
+        PROGRESS.info(f"{text}{share} done" + (f", {'about ' * (left >= 1)}{format_s(left)} left" if left > 0 else ""))
 
     def _draw(self) -> None:
         if self._bar is None:
@@ -102,12 +104,12 @@ def _in_a_notebook() -> bool:
 @contextmanager
 def telling(*, lines: bool = False, enabled: bool = True) -> Iterator[Callable[[str], None]]:
     """Show what is being done; off a terminal only with `lines`, and each thing once."""
-    if not (enabled and sys.stderr.isatty()):
+    if not (enabled and LOG.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
         told: set[str] = set()
 
         def tell(text: str) -> None:
             if text not in told:
-                say(text)
+                PROGRESS.info(text)
             told.add(text)
 
         yield tell if lines and enabled else lambda text: None

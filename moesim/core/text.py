@@ -37,19 +37,32 @@ def shown_lines(text: str) -> str:
     return "\n".join(map(shown, text.split("\n")))
 
 
-def say(line: str) -> None:
-    """Print a line on stderr."""
-    print(shown(line), file=sys.stderr)
-
-
 LOG: Final = logging.getLogger("moesim")
 """What functions report besides their results. Silent unless the program that calls them, as the commands do, adds a handler."""
 LOG.addHandler(logging.NullHandler())
+PROGRESS: Final = logging.getLogger("moesim.progress")
+"""How far something is, where no bar can be drawn."""
+
+
+def say(line: str) -> None:
+    """Print a remark of a command on stderr, unless only errors are asked for."""
+    if LOG.isEnabledFor(logging.WARNING):
+        complain(line)
+
+
+def complain(line: str) -> None:
+    """Print an error of a command on stderr."""
+    print(shown(line), file=sys.stderr)
 
 
 def note(line: str) -> None:
     """Log a line for the user of a function; commands print it on stderr."""
     LOG.warning("%s", shown(line))
+
+
+def explain(line: str, *values: object) -> None:
+    """Log which file or way was chosen, and for which reason; commands print it with ``--verbose``."""
+    LOG.info(line, *values)
 
 
 def cell(value: Any) -> Any:

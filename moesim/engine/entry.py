@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields
 from itertools import zip_longest
@@ -65,6 +66,21 @@ def verify_share(share: float | None) -> float | None:
             )
         os.environ[VERIFY] = str(share)
     return share
+
+
+@contextmanager
+def played_by(engine: str | None, share: float | None) -> Iterator[None]:
+    """Use an engine, and verify a share of the runs, within a block."""
+    before = {name: os.environ.get(name) for name in (VARIABLE, VERIFY)}
+    try:
+        force(engine)
+        verify_share(share)
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def among_verified(run: object) -> bool:

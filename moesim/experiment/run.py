@@ -15,7 +15,7 @@ import numpy as np
 
 from moesim.core.processes import usable_cores
 from moesim.core.progress import Progress
-from moesim.core.text import note
+from moesim.core.text import explain, note
 from moesim.core.units import format_s, format_size
 from moesim.engine import chosen
 from moesim.errors import InputError, MoesimError, WorkloadError
@@ -137,6 +137,8 @@ def run_experiment(
         if progress and took() > _LONG_S:
             figures = ", then figures" if folder is not None and experiment.config.plots else ""
             note(f"{len(missing)} runs, about {format_s(took() / (pool.room() if pool is not None else 1))}{figures}")
+        processes = "this process" if pool is None else f"{pool.room()} processes"
+        explain("%d runs in %s on the simulator %s; %d were done before", len(missing), processes, chosen(), len(found))
         shown = _Shown(bar or stack.enter_context(Progress(n_steps, enabled=progress)), len(missing))
         if pool is None:
             new = _here(experiment, missing, kept, shown, execution, examine)

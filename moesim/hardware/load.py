@@ -13,6 +13,7 @@ import yaml
 
 from moesim.core import data
 from moesim.core.gate import YAML, read_text
+from moesim.core.text import explain
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
 from moesim.hardware.engines import MACHINE, OWN, check_engine, of_the_machine, same_engine, with_engine
@@ -205,6 +206,7 @@ def _find(source: str | Path, place: str) -> tuple[Path, str]:
     if (content := data.known_text(_FOLDER, text)) is not None:
         return Path(text) if by_path else Path(_FOLDER, f"{text}.yaml"), content
     path = _named(text, by_path, place)
+    explain("hardware profile %s: %s", text, path)
     return path, data.note(_FOLDER, text, read_text(path, YAML, "a hardware profile", error=HardwareError))
 
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from moesim.core.data import data_dirs
 from moesim.core.table import Facts
+from moesim.core.text import explain
 from moesim.errors import TraceError, unknown_name
 from moesim.trace.check import check_trace
 from moesim.trace.files import arrays_of, full_header, read_file, write_file
@@ -339,6 +340,7 @@ def find_trace(name_or_path: str | Path) -> Path:
     folders = data_dirs("traces")
     for folder in folders:
         if (folder / f"{text}{SUFFIX}").is_file():
+            explain("trace %s: %s", text, folder / f"{text}{SUFFIX}")
             return folder / f"{text}{SUFFIX}"
     if Path(text).exists():
         raise TraceError(f"{text}: expected a trace, whose name ends in {SUFFIX}, got another file or folder; check the path")

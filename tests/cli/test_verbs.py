@@ -81,3 +81,25 @@ def test_a_cache_may_be_a_percentage() -> None:
     assert cache(["25%", 0.5, "12.5 %", "1/3", "4GiB"]) == {"ratio": [0.25, 0.5, 0.125, 1 / 3], "budget": ["4GiB"]}
     with pytest.raises(ConfigError, match=r"expected shares such as 0.25, 1/4 or 25%, or sizes .*got 'a%'"):
         cache("a%")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_quiet_and_verbose_stand_before_or_after_a_verb(before: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--policies", "lru", "--cache", "0.25", "--prompt", "4", "--decode", "2", "--jobs", "1"]
+    told = {}
+    for option in ("--quiet", "", "--verbose"):
+        asked = [option] if option else []
+        assert main.main([*asked, *words] if before else [*words, *asked]) == 0
+        told[option] = capsys.readouterr()
+    assert told["--quiet"].err == "" and "with the statistics of" in told[""].err
+    assert told["--quiet"].out == told[""].out == told["--verbose"].out
+    more = set(told["--verbose"].err.splitlines()) - set(told[""].err.splitlines())
+    assert any(line.startswith("hardware profile rtx3090-epyc7532: ") for line in more)
+    assert any("1 runs in this process on the simulator" in line for line in more)
+
+
+def test_errors_are_printed_quietly_and_both_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["list", "nothing", "--quiet"]) == 2 and capsys.readouterr().err.startswith("moesim: ")
+    assert main.main(["list", "models", "--quiet", "--verbose"]) == 2  # sets nothing
+    assert capsys.readouterr().err == "moesim: --quiet, --verbose: expected one of them, got both; leave one out\n"
+    assert main.main(["--version"]) == 0  # as other tests expect it: the level is that of the last command

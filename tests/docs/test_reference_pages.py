@@ -120,9 +120,13 @@ def test_the_timeline_of_the_page_is_the_engine_s():
 
 def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    block, *_ = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
-    exec(block, {})
+    table_of, _, figure, errors, logs = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
+    exec(table_of, known := {})
     table, frame = capsys.readouterr().out.split("policy", 2)[1:]
+    exec(figure + errors, known)
+    assert "compare(): unknown argument 'batch_size'; did you mean 'batch'?" in capsys.readouterr().out
+    assert "setLevel(logging.INFO)" in logs
+    assert [path.suffix for path in sorted((tmp_path / "figures").glob("speedup*"))] == [".csv", ".pdf", ".png", ".txt"]
     policies = ["lru", "fiddler", "dali(w_size=2)"] * 2
     assert [line.split()[0] for line in table.splitlines()[1:7]] == policies
     assert [line.split()[1] for line in frame.splitlines()[1:7]] == policies
@@ -133,7 +137,7 @@ def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str], tmp_path
 def test_the_answers_in_python_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(DOCS.parent / "experiments" / "calibrate" / "rtx2070super.csv", "speeds.csv")
-    _, block = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
+    _, block, *_ = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
     exec(block, {"moesim": moesim})
     told = capsys.readouterr().out
     assert "llama-server --model" in told and "Speed(value=" in told and "cpu_read_rate" in told

@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("torch")
 
 import moesim.live.machine as live_machine
-from moesim.cli.replay import live_execution
 from moesim.errors import CapacityError, InputError
 from moesim.experiment.runner import Execution, run_one
 from moesim.live import LiveMachine, replay
 from moesim.live.machine import Slots, share_out
 from moesim.metrics.outcome import Outcome
+from moesim.studies.replay import live_execution
 from tests.live.live_kit import MODEL, device, experiment, sure, two_parts, with_disk
 
 CLOCKLESS = ["all-cpu", "on-demand", "static", "fiddler", "lru", "lfu", "llama-cpp"]

@@ -325,7 +325,7 @@ def test_what_has_changed_since_is_said(folder: Path, tmp_path: Path):
 def test_a_real_replay(tmp_path: Path):
     """What it takes has no meaning at this size; what it does has."""
     pytest.importorskip("torch")
-    from moesim.cli.replay import live_execution, live_machine
+    from moesim.studies.replay import live_execution, live_machine
     from tests.live.live_kit import experiment
 
     tiny = experiment(tmp_path, policies=["lru", "static", "fiddler", "all-cpu", "dali"])

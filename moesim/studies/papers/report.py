@@ -23,8 +23,7 @@ def report(
 ) -> str:
     """Write all that was found."""
     if form not in (Format.TABLE, Format.MD):
-        records = [{"table": "figure", **one.record(), "quick": small} for one in compared]
-        return render_records([*records, *({"table": "rank", **one.record(), "quick": small} for one in ranks)], form)
+        return render_records(records(compared, ranks, small), form)
     parts = [_figure_table([_cells(one) for one in compared], form)] if compared else []
     if ranks:
         columns = ["figure", "order of", "as printed", "simulated", "in the wrong order"]
@@ -33,6 +32,12 @@ def report(
         parts.append(_variant_table(beside, form))
     parts.append(_notes(compared, small, "\n\n" if form is Format.MD else "\n"))
     return "\n".join(part for part in parts if part)
+
+
+def records(compared: Sequence[Compared], ranks: Sequence[Agreement], small: bool) -> list[dict[str, Any]]:
+    """Return a record a figure, then a record an order."""
+    figures = [{"table": "figure", **one.record(), "quick": small} for one in compared]
+    return [*figures, *({"table": "rank", **one.record(), "quick": small} for one in ranks)]
 
 
 def _figure_table(rows: list[list[str]], form: Format) -> str:
