@@ -200,10 +200,7 @@ def listing(
     """
     if names and kind not in (*_EXPLAINED, Kind.parts, Kind.schedulers):
         raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies, schedulers and parts")
-    if long and (names or kind is not Kind.policies or form is not Format.TABLE):
-        raise ConfigError(
-            f"list {kind.value}: --long: expected policies without a name, as a table; all else is long; leave it out"
-        )
+    long = long and not names and kind is Kind.policies and form is Format.TABLE  # all else is long
     if kind in _EXPLAINED:
         from moesim.cli import listing_policies as of_policies  # only what is listed is imported
 

@@ -167,9 +167,12 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{path}: expected to read it, got: {reason}; fix that, or choose another path", 2)
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.ctx.get_help())  # type: ignore[attr-defined]
+            return 2
         if hasattr(error, "format_message"):
             message = _with_words(_with_verbs(error), given)
-            return _fail(message, 2) if message else 2  # no arguments: the help has been printed
+            return _fail(message, 2)
         raise
     if result == _INTERRUPTED:  # Typer turns Ctrl-C into this exit code, and says nothing
         return _fail("interrupted", _INTERRUPTED)

@@ -394,7 +394,9 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
         n = min(n, cores, len(missing))
         if estimate.n_tried:
             basis = f"from short runs of {_counted(estimate.n_tried, 'policy')}"
-            lines.append(f"estimated time: {format_s(estimate.seconds / n)} on {_counted(n, 'process')} ({basis})")
+            lines.append(
+                f"estimated time: {format_s(estimate.seconds / n)} on {_counted(n, 'process')}, without figures ({basis})"
+            )
         else:
             lines.append("estimated time: unknown, since no policy could be tried")
     return "\n".join(lines) + "\n"

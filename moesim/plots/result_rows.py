@@ -239,7 +239,7 @@ def named(value: Any, column: str) -> str:
     if column in ("model", "hardware", "trace"):
         return str(value)
     if column == "n_batches" and value != "":
-        return f"{group_name(value)} batch{'' if value == 1 else 'es'}"
+        return f"{group_name(value)} batch{'' if value == 1 else 'es'} a run"
     word = "cache" if column in _CACHES else WORDS.get(column, column)
     return f"{word} {group_name(value, column)}"
 

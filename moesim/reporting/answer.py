@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf, log
 from statistics import fmean
 from typing import Any, Final
 
@@ -134,15 +134,16 @@ def _cell(rows: Sequence[Row], merit: Merit, *, several: bool) -> Cell:
 
 
 def _lead(more: Mapping[Any, float], less: Mapping[Any, float]) -> tuple[float, float, float]:
-    """Return a ratio with its interval over the draws in common; a lead that shows nothing has 1 in it."""
+    """Return the geometric mean of ratios with its interval over the draws in common; a lead that shows nothing has 1 in it."""
     ratios = [more[draw] / less[draw] if less[draw] else inf if more[draw] else 1.0 for draw in more if draw in less]
-    ratio = fmean(ratios) if ratios else 1.0
-    if inf in ratios:
-        return (inf, inf, inf) if min(ratios) == inf else (inf, 1.0, inf)
+    if inf in ratios or 0 in ratios:
+        return (inf, inf, inf) if ratios and min(ratios) == inf else (inf, 1.0, inf)
+    logs = [log(ratio) for ratio in ratios]
+    mean = fmean(logs) if logs else 0.0
     if max(len(more), len(less)) == 1:
-        return ratio, ratio if ratio >= TIE else 1.0, ratio
-    half = half_width(ratios)
-    return (ratio, 1.0, ratio) if half is None else (ratio, ratio - half, ratio + half)
+        return exp(mean), exp(mean) if exp(mean) >= TIE else 1.0, exp(mean)
+    half = half_width(logs)
+    return (exp(mean), 1.0, exp(mean)) if half is None else (exp(mean), exp(mean - half), exp(mean + half))
 
 
 def _sentence(cells: Sequence[Cell], merit: Merit, rows: Sequence[Row]) -> str:

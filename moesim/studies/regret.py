@@ -276,7 +276,8 @@ def table(found: Sequence[Regret], form: Format) -> str:
     beside = [[*_named(one, varying), *_alone(one)] for one in found]
     between = "\n\n" if form is Format.MD else "\n"
     notes = [
-        "makespan with the oracle, and the share of the makespan as it is that it saves; -: no such decision",
+        "makespan with the oracle, and how far it lies from the makespan as it is; -: the policy makes no such decision, or not "
+        "by a part that can be exchanged",
         "forward: predictions first; reversed: links first",
         "* on another machine, whose links take no time; bound*: the lower bound there; lower bound: of the machine as it is",
         "Belady %: of a cache that may replace any expert; one that works layer by layer cannot reach it with few slots a layer "
@@ -332,7 +333,7 @@ def _saved(step: Step, one: Regret) -> str:
         return "-"
     if step.saved_ns is None or not isinstance(base, int):
         return "failed"
-    return f"{_time(step.after_ns)}{'*' if step.instant_links else ''} ({100 * step.saved_ns / base:+z.1f} %)"
+    return f"{_time(step.after_ns)}{'*' if step.instant_links else ''} ({-100 * step.saved_ns / base:+z.1f} %)"
 
 
 def _time(ns: Any) -> str:

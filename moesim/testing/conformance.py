@@ -22,6 +22,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
@@ -199,7 +200,7 @@ def examine_policy(
     tell(f"checking {_called(policy)}")
     checks = [_declaration(policy)]
     if checks[0].verdict == "passed":
-        checks += _constructor(make)
+        checks += [*_constructor(make), *_methods(policy)]
         caches = {n: _cache(make, n, hardware, tell) for n in slots}
         ample = caches[max(slots)].verdict != "failed" or not _each(max(slots))
         checks += [check if ample else check._replace(remedy="") for check in caches.values()]
@@ -219,6 +220,18 @@ def _constructor(make: Any) -> list[Check]:
     given = make.keywords if isinstance(make, partial) else {}
     names = ", ".join(options_of(cls)) or "it has none"
     return [_tried(f"its constructor stores its options unchanged: {names}", partial(check_constructor, cls, given))]
+
+
+def _methods(policy: Any) -> list[Check]:
+    """Check names of methods in modules of the policy, and of parts it was given, that are not moesim's."""
+    given = [str(value).partition(":")[0] for value in getattr(policy, "__dict__", {}).values()]
+    modules = [sys.modules[name] for name in dict.fromkeys([type(policy).__module__, *given]) if name in sys.modules]
+    own = [module for module in modules if module.__name__.partition(".")[0] != "moesim"]
+    classes = [
+        one for module in own for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__
+    ]
+    check = _tried("no method has nearly the name of one that is called", partial(check_methods, classes))
+    return [check] if check.verdict == "failed" else []
 
 
 def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None, tell: Callable[[str], None]) -> Check:
@@ -404,6 +417,18 @@ def check_declaration(policy: Any) -> None:
     expect(not lacking, f"expected the methods place, decide and evict, got no {', no '.join(lacking)}")
     wrong = wrong_declaration(policy)
     expect(not wrong, wrong)
+
+
+def check_methods(classes: Sequence[type]) -> None:
+    """Check that no class has a method whose name is nearly one of a base: nobody would call it."""
+    for cls in classes:
+        known = {name for base in cls.__mro__[1:] for name in vars(base) if base is not object and not name.startswith("_")}
+        for name, value in vars(cls).items():
+            near = get_close_matches(name, known, 1, 0.85)
+            if inspect.isfunction(value) and name not in known and near and not name.startswith("_"):
+                raise CheckError(
+                    f"{cls.__name__}.{name}: nothing calls it; did you mean {near[0]}? a helper's name begins with _"
+                )
 
 
 def check_constructor(cls: Any, given: Mapping[str, Any]) -> None:

@@ -39,7 +39,14 @@ def tiny_workload(
         Arguments of `moesim.testing.traces.synthetic_trace`, for another model than `tiny_model`.
     """
     signals = {need.removeprefix("signal:"): 0.8 for need in sorted(policy.needs) if need.startswith("signal:")}
-    trace = synthetic_trace(prompt=N_PROMPT, decode=decode, scores=True, calibration=True, signals=signals, **shape)
+    trace = synthetic_trace(
+        prompt=N_PROMPT,
+        decode=decode,
+        scores=not policy.needs.isdisjoint(("scores", "scores-or-weights")),
+        calibration=True,
+        signals=signals,
+        **shape,
+    )
     tables = {need.removeprefix("table:") for need in policy.needs if need.startswith("table:")}
     if not tables <= trace.tables.keys():
         missing = ", ".join(sorted(tables - trace.tables.keys()))

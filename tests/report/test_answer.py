@@ -37,7 +37,7 @@ SENTENCES: dict[str, tuple[list[dict[str, Any]], str]] = {
         "No policy is clearly ahead: dali (10.1 tokens/s) and lru (10 tokens/s) cannot be told apart, "
         "with less than 2 % between them.",
     ),
-    "repetitions set apart": (  # ratios 1.2, 1.21, 1.2: mean 1.2033, half = 4.303 * 0.00577 / 3**0.5
+    "repetitions set apart": (  # geometric mean of 1.2, 1.21, 1.2
         repeats("lru", 10, 20, 30) + repeats("dali", 12, 24.2, 36),
         "dali decodes fastest: 24.1 tokens/s, 1.2 times (95 % interval 1.19 to 1.22) as fast as lru.",
     ),

@@ -198,7 +198,7 @@ def test_a_slower_run_with_an_oracle_is_told_as_such(found: list[Regret]):
     )
     slower = replace(lru, steps=worse)
     assert slower.alone("replacement").saved_ns == -(makespan // 10)
-    assert "(-10.0 %)" in regret_table([slower], Format.MD)
+    assert "(+10.0 %)" in regret_table([slower], Format.MD)
 
 
 def test_a_run_that_fails_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,3 +373,29 @@ def test_every_policy_is_measured_on_a_machine_that_it_can_run_on(monkeypatch: p
     monkeypatch.setattr(bench, "DECIDING_BATCHES", (1,))
     monkeypatch.setattr(bench, "PROMPT_TOKENS", 1)
     assert {row.policy for row in bench.run_deciding(repeats=1, tokens=1)} == set(POLICIES)
+
+
+MISSPELT = """
+from moesim.policies.systems.caches import LRU
+
+class Mine(LRU):
+    def on_route(self, event, view):
+        return []
+"""
+
+
+def test_a_method_that_nothing_calls_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "misspelt_policy.py").write_text(MISSPELT, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (failed,) = examine_policy(import_module("misspelt_policy").Mine).failures
+    assert failed.detail == "Mine.on_route: nothing calls it; did you mean on_routed? a helper's name begins with _"
+
+
+class _Scores(LRU):
+    def on_routed(self, event: Any, view: Any) -> list[Any]:
+        event.scores.mean()
+        return super().on_routed(event, view)
+
+
+def test_scores_that_are_not_asked_for_are_not_there() -> None:
+    assert "'NoneType' object has no attribute 'mean'" in str(examine_policy(_Scores).failures[0].detail)
