@@ -375,7 +375,7 @@ SHOWN = (
     Column("CPU", lambda row: _whole(busy_percent(row, "cpu")), wide=True),
     Column("link", lambda row: _whole(number(row, "pcie_share", 100)), wide=True),
     Column("fresh %", fresh, wide=True),
-    Column("label", lambda row: str(row.get("source_label") or "-"), right=False),
+    Column("source", lambda row: str(row.get("source_label") or "-"), right=False),
 )
 
 
@@ -682,7 +682,7 @@ _ASKED = ("policy", "cache", "batch")  # what a run that failed has, too
 _SAID_ONCE: dict[str, Callable[[Row], Any]] = {
     "cache": cache_asked,
     "batch": batch,
-    "label": lambda row: row.get("source_label"),
+    "source": lambda row: row.get("source_label"),
 }
 """Columns that stand once below the table where all rows have the same."""
 
@@ -691,7 +691,7 @@ def _tells(column: Column, rows: Sequence[Row], done: Sequence[Row]) -> bool:
     if column.name not in _SAID_ONCE:
         return True
     asked = _SAID_ONCE[column.name]
-    return len({str(asked(row)) for row in (done if column.name == "label" else rows)}) > 1
+    return len({str(asked(row)) for row in (done if column.name == "source" else rows)}) > 1
 
 
 def _has(column: Column, row: Row) -> bool:

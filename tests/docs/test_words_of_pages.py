@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 WORDS = {  # what a folder or a page may have today
-    "docs/guide": 13_850,  # 13,500
+    "docs/guide": 13_870,  # 13,500
     "docs/reference": 11_400,  # a page for Python users
     "docs/background": 9_387,
     "CHANGELOG.md": 650,

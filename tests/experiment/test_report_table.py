@@ -65,7 +65,7 @@ def test_columns_that_tell_nothing_stand_below() -> None:
     assert found[5] == "simulated; weakest source of its numbers: derived"
     assert lines(TWO)[0].split()[:2] == ["policy", "cache"]
     labels = [line.split()[-1] for line in lines([*TWO, row("old", 2.0, source_label=None)])[:6]]
-    assert labels == ["label", "derived", "derived", "derived", "assumed", "-"]
+    assert labels == ["source", "derived", "derived", "derived", "assumed", "-"]
     assert [line.split()[1] for line in lines([row("a", None), row("b", None, fidelity_fresh=0.5)])[1:3]] == ["-", "-*"]
 
 
@@ -76,7 +76,7 @@ def test_a_notebook_shows_the_fastest_bold_and_numbers_to_the_right() -> None:
     names = ["lru", "<b>dali</b>", "<b>lru</b>", "dali", "slow"]
     assert [cells[0] for cells in body] == [("left", name) for name in names]
     assert all(len({text.startswith("<b>") for _, text in cells}) == 1 for cells in body)
-    assert heads == ["policy", "cache", "tok/s", "TTFT", "TPOT", "hit %", "waited for", "label"]
+    assert heads == ["policy", "cache", "tok/s", "TTFT", "TPOT", "hit %", "waited for", "source"]
     assert [how for how, _ in body[0]] == ["left", *["right"] * 5, "left", "left"]
     assert {how for cells in body for name, (how, _) in zip(heads, cells, strict=True) if name == "tok/s"} == {"right"}
 
@@ -182,7 +182,7 @@ def test_every_column_of_the_wide_table() -> None:
         ("hit %", "50.0", "-"), ("resident %", "62.5", "-"), ("waited for", "demand fetch 38%", "idle 38%"),
         ("MB/token demand", "1", "-"), ("prefetched", "1", "-"), ("wasted", "1", "0"), ("other", "4", "2"),
         ("busy % GPU", "50", "50"), ("CPU", "-", "12"), ("link", "90", "90"), ("fresh %", "50.0*", "-"),
-        ("label", "derived", "-"),
+        ("source", "derived", "-"),
     ]  # fmt: skip
 
 
