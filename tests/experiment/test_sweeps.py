@@ -380,7 +380,9 @@ def test_a_dry_run_tells_grid_size_and_what_is_done(
     told = capsys.readouterr().out.splitlines()
     assert told[:4] == ["policy: on-demand, lru", "batch_size: 1, 2", "cache_ratio: 0.25, 0.5", "cache_budget_bytes: 12 GiB"]
     assert told[4] == "12 runs (2 policies at 6 settings), 4 of them done, 8 to do"
-    assert re.fullmatch(r"estimated time: (less than 1|\d+) s on \d process(es)?, without figures \(from short runs of 2 policies\)", told[5])
+    assert re.fullmatch(
+        r"estimated time: (less than 1|\d+) s on \d process(es)?, without figures \(from short runs of 2 policies\)", told[5]
+    )
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
     assert counted() == 0
     assert main(["run", str(file), "--out", "new", "--dry-run"]) == 0
