@@ -28,7 +28,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "model": 2_940,  # any config.json and GGUF header, layer by layer; other spellings of keys, caches that layers share
     "engine": 2_798,  # 1,800; kernels of more rows; work of the host; steps made as it runs; KV cache in part elsewhere
     "core": 2_230,  # 1,100; bytes of a paste; how systems copy; classes of one's own, which were in policies
-    "testing": 3_610,  # 2,300 of them: rules of papers and codes, written a second time for the check of decisions; misspelt methods
+    "testing": 3_610,  # 2,300 of them: rules of papers and codes, written a second time for checks of decisions; misspelt methods
     "reporting": 1_185,  # who wins where, in one sentence; what a filter is compared with
     "explore": 1_200,  # 900; what a person chooses, sees and copies
     "serving": 3_070,  # arrivals, files of requests and of sessions, seven schedulers and one's own, KV cache in blocks, drafts
