@@ -127,19 +127,24 @@ def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[in
 
 
 def _axes(what: str) -> _Shown:
-    return lambda frame, options: [name for name in bars.axes_of(frame, what, options.get("x")) if name is not None]
+    return lambda frame, options: lines.shown_in(frame, what, options.get("x"), options.get("panel"))
 
 
 def _swept(what: str, x: str) -> _Shown:
-    return lambda frame, options: lines.shown_in(frame, what, x) if x in frame else ()  # the figure says what is missing
+    return lambda frame, options: (
+        lines.shown_in(frame, what, x, options.get("panel")) if x in frame else ()
+    )  # the figure says what is missing
+
+
+def _loaded(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:
+    return lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x")), options.get("panel"))
 
 
 _Shown = Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]
 _SHOWN: Final[Mapping[str, _Shown]] = {
-    **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder")},
-    "speedup_lines": lambda frame, options: lines.shown_in(frame, "speedup_lines", options.get("x")),
-    "latency_by_load": lambda frame, options: lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x"))),
-    "goodput": lambda frame, options: lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x"))),
+    **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder", "speedup_lines")},
+    "latency_by_load": _loaded,
+    "goodput": _loaded,
     "throughput": _swept("throughput", lines.STREAMS),
     "speed_by_context": _swept("speed_by_context", lines.CONTEXT),
     "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],

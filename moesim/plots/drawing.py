@@ -166,7 +166,7 @@ def _whole(name: str, text: str) -> int:
         raise ConfigError(f"plot: {name}: expected a whole number, got '{text}'") from None
 
 
-OPTIONS: Final = ("baseline", "x", "y", "metric")
+OPTIONS: Final = ("baseline", "x", "y", "panel", "metric")
 """Options of kinds that the command line has by their own names."""
 
 
@@ -212,7 +212,7 @@ def files_of(
 def _checked(request: Request, name: str) -> dict[str, Any]:
     kind = kind_of(name)
     taken = {option for other in request.kinds for option in options_of(kind_of(other))}
-    options = read_options(name, request.options, taken)
+    options = read_options(name, with_labels(request.options, request.labels), taken)
     if kind.source == "trace" and (request.policies or request.where):
         raise ConfigError(f"plot {name}: expected no --policies and no --where, which change nothing in a figure of a trace")
     if not request.paths:
@@ -233,7 +233,7 @@ def _arguments(
     paths = [Path(path) for path in request.paths]
     whole = read_frames(source, paths, name)
     among = [request.labels.get(one, one) for one in all_policies(source, paths, whole, name)]
-    frame = _labelled(chosen(whole, request.policies, request.where, name), whole, request.labels, name)
+    frame = relabelled(chosen(whole, request.policies, request.where, name), whole, request.labels, name)
     if kind.source == "requests":
         rows, missing = shared_setting(frame, name)
         found = {str(row["policy"]): outcome_of(paths[0], int(row["run"]), wanted=0) for _, row in rows.iterrows()}
@@ -247,7 +247,12 @@ def _arguments(
         yield figure, [part], {}, among
 
 
-def _labelled(frame: pd.DataFrame, whole: pd.DataFrame, labels: Mapping[str, str], what: str) -> pd.DataFrame:
+def with_labels(options: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Name the policy of an option as figures name it."""
+    return {name: labels.get(value, value) if name == "baseline" else value for name, value in options.items()}
+
+
+def relabelled(frame: pd.DataFrame, whole: pd.DataFrame, labels: Mapping[str, str], what: str) -> pd.DataFrame:
     """Give policies the names that they are to have."""
     if not labels:
         return frame

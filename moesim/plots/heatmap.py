@@ -44,11 +44,11 @@ from moesim.plots.style import (
     TEXT,
     Drawing,
     add_corner,
+    alike,
     capital,
     kind,
     need,
     new_figure,
-    short,
     text_width,
     title,
 )
@@ -124,7 +124,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     data = summarised(rows, [up, across], metric).rename(columns={across: names[0], up: names[1]})
     columns, lines = ([v for v in levels(rows, of) if v in set(data[name])] for of, name in zip((across, up), names, strict=True))
     label, scale = axis_of(metric, float(data[metric].max()))
-    texts = [short(value / scale) + star(fresh) for value, fresh in zip(data[metric], data["fresh"], strict=True)]
+    texts = [text + star(fresh) for text, fresh in zip(alike(data[metric] / scale), data["fresh"], strict=True)]
     longest = max(max(text_width(text) for text in texts), max(text_width(group_name(v, names[0]), 7.0) for v in columns)) + 0.08
     wide = 1.2 + longest * len(columns)
     figure, axes = new_figure(COLUMN if wide <= COLUMN else TEXT, 0.6 + max(_CELL * len(lines), 1.25))
