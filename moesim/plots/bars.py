@@ -72,6 +72,7 @@ from moesim.plots.style import (
     looks_of,
     need,
     panel_title,
+    panels_of,
     swatch,
     text_width,
     width_for,
@@ -131,14 +132,9 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
         panels = _by_panel([bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars])
     lines = max(bar.group.count("\n") + 1 for bar in bars)
     heads = 0.2 if len(panels) > 1 else 0.05
-    figure = Figure(figsize=(width, 0.1 + n_rows * (height + heads + _LINE * (lines + 0.5)) + 0.15), layout="constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    figure, grid = panels_of(len(panels), n_columns, width, 0.25 + n_rows * (height + heads + _LINE * (lines + 0.5)))
     tops: list[float] = []
-    for i, axes in enumerate(grid.ravel().tolist()):
-        if i >= len(panels):
-            axes.remove()
-            continue
-        name = list(panels)[i]
+    for i, (axes, name) in enumerate(zip(grid, panels, strict=True)):
         tops.append(max(_draw(axes, panels[name], places[name], looks, height, rotated), 1.05 * (level or 0.0)))
         if level is not None:
             axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)

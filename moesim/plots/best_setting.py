@@ -13,7 +13,7 @@ from moesim.core.colours import SERIES, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.naming import value_in_words
 from moesim.plots.bars import axis_of
-from moesim.plots.captions import caption, corner_label, meaning, repeats_sentence
+from moesim.plots.captions import caption, label_below, repeats_sentence
 from moesim.plots.result_rows import (
     WORDS,
     column_of,
@@ -27,20 +27,7 @@ from moesim.plots.result_rows import (
     summarised,
     varying,
 )
-from moesim.plots.style import (
-    COLUMN,
-    SMALL,
-    TEXT,
-    Drawing,
-    add_corner,
-    alike,
-    kind,
-    legend_above,
-    looks_of,
-    new_figure,
-    swatch,
-    text_width,
-)
+from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, alike, kind, legend_above, looks_of, new_figure, swatch, text_width
 
 _CELL: Final = 0.2  # inches that a line of a cell is high
 _TIE: Final = 1.02  # from here on the best is no tie with the second
@@ -105,8 +92,8 @@ def best_setting(
     axes.set_yticks(range(len(lines)), [group_name(value, y) for value in lines])
     legend = [swatch(colours[name], f"{name} ({counts[name]})") for name in counts.index]
     legend_above(figure, legend, "The best by " + label.replace("\n", " "))
-    below = ["below: the best over the second; hatched: less than 2 % better", "white: no run succeeded", meaning(inexact(rows))]
-    add_corner(figure, corner_label(rows), below)
+    notes = "below: the best over the second; hatched: less than 2 % better", "white: no run succeeded"
+    label_below(figure, rows, [x, y, *others], *notes)
     what = (
         f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below "
         "it how much better than the second "

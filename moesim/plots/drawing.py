@@ -29,19 +29,6 @@ FILES: Final = {
     "league": "league.csv", "lookahead": "lookahead.csv", "capacity": "capacity.csv",
 }  # fmt: skip
 """Source -> file in its folder."""
-
-_REMEDY: Final = {
-    "rows": "write one with `moesim run EXPERIMENT.yaml --out FOLDER`",
-    "steps": "set `frames: true` in the experiment and run it again",
-    "layers": "set `frames: true` in the experiment and run it again",
-    "validation": "write one with `moesim validate EXPERIMENT.yaml --out FOLDER`",
-    "papers": "write one with `moesim papers --out FOLDER`",
-    "regret": "write one with `moesim regret EXPERIMENT.yaml --out FOLDER`",
-    "whatif": "write one with `moesim whatif EXPERIMENT.yaml --out FOLDER`",
-    "league": "write one with `moesim league --out FOLDER`",
-    "lookahead": "write one with `moesim trace lookahead TRACE --out FOLDER`",
-    "capacity": "write one with `moesim capacity --out FOLDER`",
-}
 _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a further folder
 
 
@@ -81,14 +68,11 @@ def _once(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _file(source: str, path: Path, what: str) -> Path:
-    if path.is_dir():
-        file = path / FILES[source]
-        if not file.is_file():
-            raise ConfigError(f"{path}: plot {what}: expected {FILES[source]} in it, got no such file; {_REMEDY[source]}")
-        return file
-    if not path.is_file():
-        raise ConfigError(f"{path}: plot {what}: expected a folder with {FILES[source]}, got nothing there; {_REMEDY[source]}")
-    return path
+    file = path / FILES[source] if path.is_dir() else path
+    if not file.is_file():
+        got = "no such file in it" if path.is_dir() else "nothing there"
+        raise ConfigError(f"{path}: plot {what}: expected a folder with {FILES[source]}, got {got}; name {SOURCES[source]}")
+    return file
 
 
 def _read(file: Path, what: str) -> pd.DataFrame:

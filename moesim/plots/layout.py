@@ -64,7 +64,9 @@ def settle(figure: Figure) -> None:
     dpi = figure.dpi
     figure.dpi = _PRINT
     _settle(figure)
+    stale = figure.stale
     figure.dpi = dpi
+    figure.stale = stale  # not so if its layout is that of the last drawing
 
 
 def _settle(figure: Figure) -> None:
@@ -166,6 +168,7 @@ def _fewer(axis: Axis, labels: list[Text], which: str) -> bool:
     locator: Any = axis.get_major_locator()
     if isinstance(locator, FixedLocator):
         if which == "x" and any(label.get_rotation() == 0 for label in labels):
+            axis.set_ticks(axis.get_majorticklocs(), [label.get_text().replace("\n", ", ") for label in labels])
             axis.set_tick_params(labelrotation=90)
             return True
         if not any(_worded(label.get_text()) for label in labels):

@@ -30,11 +30,8 @@ from moesim.plots.bars import (
     paired,
 )
 from moesim.plots.captions import (
-    averaged,
     caption,
-    corner_label,
     label_below,
-    meaning,
     not_drawn,
     not_shown,
     not_shown_sentences,
@@ -59,7 +56,6 @@ from moesim.plots.style import (
     TEXT,
     Drawing,
     Look,
-    add_corner,
     capital,
     columns_of,
     grid_of,
@@ -69,6 +65,7 @@ from moesim.plots.style import (
     new_figure,
     numbers_between,
     panel_title,
+    panels_of,
     sentence,
     width_for,
 )
@@ -312,7 +309,7 @@ def speedup_lines(
     words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{star}")
     data, figure = setting_figure(data, rows, names, words, (x, *panels), "speedup", level=1.0)
     labelled_rows = labelled(rows, data)
-    add_corner(figure, corner_label(labelled_rows, x), [*averaged(rows, [x, *panels]), *not_shown(frame), meaning(inexact(rows))])
+    label_below(figure, labelled_rows, [x, *panels], *not_shown(frame), axis=x)
     repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
     sentences = repeats, not_drawn(rows, BOTH_MOVE), not_shown_sentences(frame)
     name = metric_name(metric) if metric.endswith("_ns") else AXES.get(metric, metric).replace("\n", " ")
@@ -341,16 +338,9 @@ def with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.Da
 
 
 def _setting_drawing(
-    frame: pd.DataFrame,
-    rows: pd.DataFrame,
-    kind: str,
-    asked: tuple[str, str | None],
-    metric: str,
-    label: str,
-    title: str,
-    more: str,
-    *notes: str,
-) -> Drawing:
+    frame: pd.DataFrame, rows: pd.DataFrame, kind: str, asked: tuple[str, str | None], metric: str, label: str, title: str,
+    more: str, *notes: str,
+) -> Drawing:  # fmt: skip
     x, *panel = shown_in(rows, kind, *asked)
     data = summarised(rows, [*panel, "policy", x], metric)
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
@@ -373,12 +363,15 @@ def setting_figure(
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
     scale = axis_of(metric, float(data[metric].max()))[1]
     parts = [part for _, part in data.groupby(panel, sort=False, dropna=False)] if panel else [data]
-    figure, grid = _grid(len(parts))
+    width = width_for(COLUMN if len(parts) == 1 else TEXT)
+    n_rows = -(-len(parts) // columns_of(len(parts), int(width / _PANEL), width, _LOW))
+    n_columns = -(-len(parts) // n_rows)
+    figure, grid = panels_of(len(parts), n_columns, width, n_rows * _HEIGHT.get(n_rows, _LOW))
     looks = looks_of(policies)
     tops = []
-    for i, (axes, part) in enumerate(zip(grid.ravel().tolist(), parts, strict=False)):
+    for i, (axes, part) in enumerate(zip(grid, parts, strict=True)):
         grid_of(axes, "both")
-        below = i + grid.shape[1] >= len(parts)
+        below = i + n_columns >= len(parts)
         at = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x if below else "")
         for policy, legend in legend_names(data, policies).items():
             mine = part[part["policy"] == policy]
@@ -390,22 +383,11 @@ def setting_figure(
         tops.append(1.08 * float(np.nanmax([part[metric].max() / scale, part["high"].max() / scale, level or 0.0])))
         if panel:
             panel_title(axes, named(part[panel[0]].iloc[0], panel[0]))
-        if i % grid.shape[1] == 0:
+        if i % n_columns == 0:
             axes.set_ylabel(words.y)
     limit_panels(figure.axes, tops)
-    legend_above(figure, grid[0, 0].get_legend_handles_labels()[0], words.title)
+    legend_above(figure, grid[0].get_legend_handles_labels()[0], words.title)
     return data, figure
-
-
-def _grid(n_panels: int) -> tuple[Figure, Any]:
-    width = width_for(COLUMN if n_panels == 1 else TEXT)
-    n_rows = -(-n_panels // columns_of(n_panels, int(width / _PANEL), width, _LOW))
-    n_columns = -(-n_panels // n_rows)
-    figure = Figure(figsize=(width, n_rows * _HEIGHT.get(n_rows, _LOW)), layout="constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
-    for axes in grid.ravel()[n_panels:]:
-        axes.remove()
-    return figure, grid
 
 
 def _axis(axes: Axes, values: Sequence[Any], x: str, label: str) -> Mapping[str, float]:

@@ -203,6 +203,18 @@ def grid_of(axes: Axes, which: str) -> None:
         axes.grid(visible=False, axis="y")
 
 
+def panels_of(
+    n: int, n_columns: int, width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained",
+    *, sharey: bool = False,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
+    """Make a figure of n panels in rows of as many columns."""
+    figure = Figure(figsize=(width, height), layout=layout)
+    grid = figure.subplots(-(-n // n_columns), n_columns, squeeze=False, sharey=sharey).ravel().tolist()
+    for axes in grid[n:]:
+        axes.remove()
+    return figure, grid[:n]
+
+
 def columns_of(n_panels: int, fit: int, width: float, row: float) -> int:
     """Choose how many panels stand side by side: those that fit, or more where the figure would be taller than a page."""
     few = max(1, min(fit, n_panels))
@@ -389,13 +401,13 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once: each saving would do it once more."""
+    """Lay a figure out once, unless it is as `settle` left it: each saving would do it once more."""
     engine, dpi = figure.get_layout_engine(), figure.dpi
-    if engine is not None:
+    if engine is not None and figure.stale:
         figure.dpi = matplotlib.rcParams["savefig.dpi"]
         engine.execute(figure)
         figure.dpi = dpi
-        figure.set_layout_engine(None)
+    figure.set_layout_engine(None)
 
 
 _MARKERS: Final = "osD^vPX<>"
