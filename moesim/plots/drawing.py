@@ -51,7 +51,7 @@ def all_policies(source: str, paths: Sequence[Path], frame: pd.DataFrame, what: 
         if file.is_file():
             runs = _read(file, what)
             known += runs["policy"].astype(str).tolist() if "policy" in runs else []
-    return list(dict.fromkeys([*known, *(frame["policy"].astype(str) if "policy" in frame else [])]))
+    return list(dict.fromkeys([*known, *(frame["policy"].dropna().astype(str) if "policy" in frame else [])]))
 
 
 def _once(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -535,7 +535,7 @@ def _among_its_policies(make: Callable[_P, Drawing]) -> Callable[_P, Drawing]:
         among = list(dict.fromkeys([*_all.get(), *whole]))
         names = display_names(among)
         if names and framed:
-            given = given.assign(policy=[names.get(one, one) for one in whole])
+            given = given.assign(policy=given["policy"].map(lambda one: names.get(one, one)))
         elif names:
             given = {names.get(policy, policy): run for policy, run in given.items()}
         more: Any = {name: names.get(str(one), one) if name == "baseline" else one for name, one in options.items()}

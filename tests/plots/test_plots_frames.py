@@ -593,8 +593,8 @@ def test_hits_by_token_are_those_of_the_rows(sweep):
 def test_options_are_read_as_the_kind_takes_them():
     assert parse_option(KINDS["coactivation"], "layers", "3, 7") == [3, 7]
     assert parse_option(KINDS["signal_accuracy"], "signals", "residual,learned") == ["residual", "learned"]
-    assert parse_option(KINDS["signal_accuracy"], "batch", "4") == 4
-    assert parse_option(KINDS["signal_accuracy"], "metric", "workload") == "workload"
+    assert parse_option(KINDS["reuse_map"], "lags", "4") == 4
+    assert parse_option(KINDS["signal_accuracy"], "phase", "prefill") == "prefill"
     with pytest.raises(ConfigError, match="plot: step: expected a whole number, got 'two'"):
         parse_option(KINDS["gantt"], "step", "two")
     with pytest.raises(ConfigError, match="plot: unknown option 'layer'; did you mean 'layers'"):
