@@ -195,7 +195,7 @@ def test_the_list_names_every_kind_and_what_it_needs(run: Callable[..., Any], ca
         ("decode_speed", "expected a folder of `moesim run --out`, got nothing"),
         (
             "decode_speed nowhere",
-            "nowhere: plot decode_speed: expected a folder with runs.parquet, got nothing there; name a folder of `moesim run",
+            "nowhere: plot decode_speed: expected a folder with runs.parquet, got nothing there; name a",
         ),
         ("tornado RESULT", "expected a folder with whatif.parquet, got no such file in it; name a folder of `moesim whatif"),
         ("regret RESULT", "expected a folder with regret.csv, got no such file in it; name a folder of `moesim regret"),
