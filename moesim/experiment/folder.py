@@ -453,12 +453,8 @@ def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Coll
     options = dict(entry)
     del options[KIND]
     policies = options.pop("policies", [])
-    where, medium, width = (
-        options.pop("where", {}),
-        options.pop("for", options.pop("medium", "screen")),
-        options.pop("width", None),
-    )
-    labels = options.pop("label", {})
+    where, width, labels = options.pop("where", {}), options.pop("width", None), options.pop("label", {})
+    medium = options.pop("for", options.pop("medium", "screen"))
     if not isinstance(where, dict):
         raise ConfigError(f"{here}: where: {mistyped('a mapping of columns to values', where)}; write {{batch_size: 4}}")
     if not isinstance(labels, dict):
