@@ -74,7 +74,8 @@ def _settle(figure: Figure) -> None:
         names = [label.get_text() for label in axes.get_yticklabels()]
         if isinstance(axes.yaxis.get_major_locator(), FixedLocator) and any(map(_worded, names)):
             size = float(axes.get_yticklabels()[0].get_fontsize())
-            axes.set_yticks(axes.get_yticks(), [wrapped(name, _NAMES * figure.get_figwidth(), size) for name in names])
+            lines = [[wrapped(line, _NAMES * figure.get_figwidth(), size) for line in name.split("\n")] for name in names]
+            axes.set_yticks(axes.get_yticks(), ["\n".join(one) for one in lines])
     for _ in range(_ROUNDS):
         with warnings.catch_warnings(record=True) as collapsed:
             warnings.simplefilter("always", UserWarning)
