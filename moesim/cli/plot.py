@@ -31,6 +31,7 @@ def plot(
         str | None, typer.Option("--x", metavar="NAME", help="Setting on the x axis, in a heat map also an option.")
     ] = None,
     y: Annotated[str | None, typer.Option("--y", metavar="NAME", help="Setting or option on the y axis of a heat map.")] = None,
+    panel: Annotated[str | None, typer.Option(metavar="NAME", help="Setting of which each value has a panel.")] = None,
     metric: Annotated[str | None, typer.Option(help="A number of the rows, as docs/reference/metrics.md names it.")] = None,
     where: Annotated[
         list[str], typer.Option("--where", metavar="KEY=VALUE", help="Only rows with this value, such as batch_size=4.")
@@ -74,7 +75,7 @@ def plot(
         raise ConfigError("plot: expected --out FOLDER, got nothing; name a folder for the figures")
     check_out_folder(out, option="--out")
     inches = None if width is None else parse_width(width, "plot: --width")
-    given = dict(zip(OPTIONS, (baseline, x, y, metric), strict=True)) | dict(_pair(text, "--option") for text in more)
+    given = dict(zip(OPTIONS, (baseline, x, y, panel, metric), strict=True)) | dict(_pair(text, "--option") for text in more)
     written = draw(
         words[:n_kinds], words[n_kinds:], out, policies=split_names(policies), width=inches, medium=medium, trust=trust,
         where=dict(_pair(text, "--where") for text in where), label=dict(_label(text) for text in label), inputs=inputs,

@@ -412,6 +412,7 @@ class Asked(NamedTuple):
     where: Sequence[tuple[str, str]] = ()  # columns and the values that they must have
     medium: Medium = "screen"
     width: float | None = None  # in inches; None: as wide as the kind is by itself
+    labels: Mapping[str, str] = {}  # policies and the names that they have in the figure
 
 
 def read_plots(plots: Sequence[Any], place: str, policies: Collection[str] = (), *, frames: bool = True) -> list[Asked]:
@@ -446,34 +447,41 @@ def _kind(name: Any, here: str, *, frames: bool) -> str:
 
 def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Collection[str]) -> Asked:
     from moesim.plots.catalogue import KINDS
-    from moesim.plots.drawing import read_options
+    from moesim.plots.drawing import read_options, with_labels
     from moesim.plots.style import MEDIA, parse_width
 
     options = dict(entry)
     del options[KIND]
     policies = options.pop("policies", [])
-    where, medium, width = options.pop("where", {}), options.pop("medium", "screen"), options.pop("width", None)
+    where, width, labels = options.pop("where", {}), options.pop("width", None), options.pop("label", {})
+    medium = options.pop("for", options.pop("medium", "screen"))
     if not isinstance(where, dict):
         raise ConfigError(f"{here}: where: {mistyped('a mapping of columns to values', where)}; write {{batch_size: 4}}")
+    if not isinstance(labels, dict):
+        raise ConfigError(f"{here}: label: {mistyped('a mapping of policies to names', labels)}; write {{dali: Ours}}")
     if where and KINDS[kind].source == "records":
         raise ConfigError(
             f"{here}: where: expected none for '{kind}', which shows the first setting; `moesim plot {kind} --where` draws others"
         )
+    labels = {str(key): _typed(value) for key, value in labels.items()}
     if medium not in MEDIA:
         raise ConfigError(f"{here}: medium: {unknown_name('medium', str(medium), MEDIA)}")
     policies = [_label(one) for one in (policies if isinstance(policies, list) else [policies])]
     if "baseline" in options:
         options["baseline"] = _label(options["baseline"])
-    for key, names in (("policies", policies), ("baseline", [options["baseline"]] if "baseline" in options else [])):
+    baseline = [options["baseline"]] if "baseline" in options else []
+    for key, names in (("policies", policies), ("baseline", baseline), ("label", list(labels))):
         for one in names:
             if known and one not in known:
                 raise ConfigError(f"{here}: {key}: {unknown_name('policy of this experiment', one, known)}")
     try:
-        read = read_options(kind, {key: _typed(value) for key, value in options.items() if value is not None})
+        typed = {key: _typed(value) for key, value in options.items() if value is not None}
+        read = read_options(kind, with_labels(typed, labels))
     except ConfigError as error:
         raise ConfigError(f"{here}: {error}") from None
     inches = None if width is None else parse_width(_typed(width), f"{here}: width")
-    return Asked(name, kind, read, policies, [(str(key), _typed(value)) for key, value in where.items()], medium, inches)
+    chosen = [(str(key), _typed(value)) for key, value in where.items()]
+    return Asked(name, kind, read, policies, chosen, medium, inches, labels)
 
 
 def _label(policy: Any) -> str:
@@ -523,7 +531,8 @@ def draw(
     among = list(dict.fromkeys(str(outcome.row["policy"]) for outcome in outcomes))
     for entry in asked:
         try:
-            figures.extend(_Figure(entry, *one, among) for one in _figures(entry, outcomes, runs, folder))
+            named = [entry.labels.get(one, one) for one in among]
+            figures.extend(_Figure(entry, *one, named) for one in _figures(entry, outcomes, runs, folder))
         except ConfigError as error:
             refused[entry.name] = error
     files: dict[str, bytes] = {}
@@ -593,7 +602,7 @@ def _figures(
 
     from moesim.plots.captions import setting_label
     from moesim.plots.catalogue import figures_of
-    from moesim.plots.drawing import chosen, served_runs
+    from moesim.plots.drawing import chosen, relabelled, served_runs
     from moesim.plots.result_rows import shared_setting
 
     source = _source(asked.kind)
@@ -606,12 +615,14 @@ def _figures(
         if not kept:
             raise ConfigError("expected a run with records, got none")
         rows = pd.DataFrame([dict(outcome.row) for outcome in kept.values()])
-        records = {policy: outcome.records for policy, outcome in kept.items()}
+        rows = relabelled(rows, rows, {one: text for one, text in asked.labels.items() if one in kept}, asked.kind)
+        records = dict(zip(rows["policy"], (outcome.records for outcome in kept.values()), strict=True))
         missing = [policy for policy in meant if policy not in kept]
         label = setting_label(rows, missing)
         yield asked.name, [records, next(iter(kept.values())).machine], {**asked.options, "label": label}
         return
-    frame = chosen(_frame("rows" if source == "requests" else source, outcomes), asked.policies, asked.where, asked.kind)
+    whole = _frame("rows" if source == "requests" else source, outcomes)
+    frame = relabelled(chosen(whole, asked.policies, asked.where, asked.kind), whole, asked.labels, asked.kind)
     if source == "requests":
         rows, missing = shared_setting(frame, asked.kind)
         by_run = {outcome.row["run"]: outcome for outcome in outcomes}

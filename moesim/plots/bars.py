@@ -11,11 +11,9 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.textpath import text_to_path
 
 from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.core.units import NS_PER_MS, NS_PER_S
@@ -37,6 +35,7 @@ from moesim.plots.captions import (
     seeds_words,
     varied_numbers,
 )
+from moesim.plots.layout import extent
 from moesim.plots.result_rows import (
     REPEATS,
     WORDS,
@@ -66,12 +65,14 @@ from moesim.plots.style import (
     Drawing,
     Look,
     add_corner,
+    alike,
+    columns_of,
     kind,
     legend_above,
     looks_of,
     need,
     panel_title,
-    short,
+    panels_of,
     swatch,
     text_width,
     width_for,
@@ -84,7 +85,6 @@ _HEIGHT: Final = {1: 1.75, 2: 1.55}  # of axes, in inches, by number of rows
 _LOW: Final = 1.3  # the same with more rows
 _ALIKE: Final = 2.5  # panels whose axes reach this much further than others have axes of their own
 _LINE: Final = 0.115  # inches that a line of small text is high
-_POINTS: Final = 72  # in an inch
 _SPACE: Final = 0.03  # inches between the numbers of neighbouring bars
 _BOX: Final = 0.12  # of the axis, what stands for a run that failed
 ENDS: Final = "over the profile's intervals"
@@ -127,19 +127,14 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
     height = _HEIGHT.get(n_rows, _LOW)
     inch = (width / n_columns - _FRAME) / longest  # of a bar
     numbers = [line for bar in bars if not math.isnan(bar.value) for line in bar.text]
-    rotated = any(_extent(line)[0] + _SPACE > inch for line in numbers)
-    if inch < max((_extent(line)[1] for line in numbers), default=0.0):  # they would cover each other; the data have them
+    rotated = any(extent(line, SMALL)[0] + _SPACE > inch for line in numbers)
+    if inch < max((extent(line, SMALL)[1] for line in numbers), default=0.0):  # they would cover each other; the data have them
         panels = _by_panel([bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars])
     lines = max(bar.group.count("\n") + 1 for bar in bars)
     heads = 0.2 if len(panels) > 1 else 0.05
-    figure = Figure(figsize=(width, 0.1 + n_rows * (height + heads + _LINE * (lines + 0.5)) + 0.15), layout="constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    figure, grid = panels_of(len(panels), n_columns, width, 0.25 + n_rows * (height + heads + _LINE * (lines + 0.5)))
     tops: list[float] = []
-    for i, axes in enumerate(grid.ravel().tolist()):
-        if i >= len(panels):
-            axes.remove()
-            continue
-        name = list(panels)[i]
+    for i, (axes, name) in enumerate(zip(grid, panels, strict=True)):
         tops.append(max(_draw(axes, panels[name], places[name], looks, height, rotated), 1.05 * (level or 0.0)))
         if level is not None:
             axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
@@ -172,12 +167,6 @@ def limit_panels(panels: Sequence[Axes], tops: Sequence[float]) -> None:
         axes.set_ylim(0, max(tops) if alike else top)
 
 
-def _extent(text: str) -> tuple[float, float]:
-    font = FontProperties(size=SMALL)
-    sizes = [text_to_path.get_text_width_height_descent(part, font, ismath=False) for part in (text, "lp")]
-    return sizes[0][0] / _POINTS, max(height for _, height, _ in sizes) / _POINTS
-
-
 class _Places(NamedTuple):
     x: dict[tuple[str, str], float]
     middles: dict[str, float]
@@ -193,7 +182,7 @@ def _places(bars: Sequence[Bar], policies: Sequence[str]) -> _Places:
     at = 0.0
     for group, present in groups.items():
         ordered = [policy for policy in policies if policy in present]
-        named = max(text_width(line, 7.0) for line in group.split("\n")) / _NARROW - _GAP / 2  # what its name needs
+        named = text_width(group, 7.0) / _NARROW - _GAP / 2  # what its name needs
         spare = max(0.0, named - len(ordered)) / 2
         middles[group] = at + spare + (len(ordered) - 1) / 2
         for i, policy in enumerate(ordered):
@@ -207,7 +196,7 @@ def _layout(longest: float, n_panels: int) -> tuple[float, int]:
         return width_for(COLUMN if longest * _NARROW + _FRAME <= COLUMN else TEXT), 1
     width = width_for(TEXT)
     fit = int(width / (longest * _NARROW + _FRAME))
-    return width, max(1, min(fit, n_panels, 4))
+    return width, columns_of(n_panels, min(fit, 4), width, _LOW + 0.35)
 
 
 def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, Look], height: float, rotated: bool) -> float:
@@ -306,25 +295,31 @@ def metric_name(metric: str) -> str:
     return _TIMES.get(metric, plain).partition("\n")[0]
 
 
-def axes_of(frame: pd.DataFrame, what: str, x: str | None = None) -> tuple[str, str | None]:
+def axes_of(frame: pd.DataFrame, what: str, x: str | None = None, panel: str | None = None) -> tuple[str, str | None]:
     """Choose the column of groups and that of panels."""
-    known, x = settings_in(frame), None if x is None else column_of(frame, x)
-    if x is not None and x not in known:
-        raise ConfigError(f"plot {what}: x: {unknown_name('setting', x, known)}")
+    known = settings_in(frame)
+    x, panel = (None if name is None else column_of(frame, name) for name in (x, panel))
+    for place, name in (("x", x), ("panel", panel)):
+        if name is not None and name not in known:
+            raise ConfigError(f"plot {what}: {place}: {unknown_name('setting', name, known)}")
+    if x is not None and x == panel:
+        raise ConfigError(f"plot {what}: panel: expected another setting than that of x, got '{panel}' twice")
     if x is None:
-        found = varying(frame)
+        found = [name for name in varying(frame) if name != panel]
         order = ["batch_size", cache_column(frame), *(name for name in found if name not in _PANELS), *found]
         fallback = next((name for name in (cache_column(frame), *known) if name in known), "policy")
         x = next((name for name in order if name in found), fallback)
     rest = varying(frame, [x])
+    if panel is not None:
+        return x, panel
     panels = [name for name in (*_PANELS, cache_column(frame), "batch_size", *rest) if name in rest]
     return x, panels[0] if panels else None
 
 
-def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Means:
+def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None, panel: str | None = None) -> Means:
     """Average a metric of prepared rows by policy, group and panel."""
     need(frame, [metric], what)
-    x, panel = axes_of(frame, what, x)
+    x, panel = axes_of(frame, what, x, panel)
     by = [name for name in (panel, x) if name is not None and name != "policy"]
     done, lost, each = frame[~failing(frame)], frame[failing(frame)], [*by, "policy"]
     data = with_failed(with_ends(summarised(done, each, metric), done, each, metric), lost, each)
@@ -354,8 +349,7 @@ def value_texts(data: pd.DataFrame, metric: str) -> list[tuple[str, ...]]:
     """Write above each bar its value, and what failed."""
     codes = codes_of(data)
     found = []
-    for _, row in data.iterrows():
-        value = "" if math.isnan(row[metric]) else short(row[metric])
+    for (_, row), value in zip(data.iterrows(), alike(data[metric].astype(float)), strict=True):
         found.append(tuple(text for text in (value, mark(row, codes)) if text))
     return found
 
@@ -395,39 +389,39 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------- speed
 @kind("rows", "decode speed by policy, in groups and panels")
-def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+def decode_speed(frame: pd.DataFrame, x: str | None = None, panel: str | None = None) -> Drawing:
     """Bars of decode speed by policy, group and panel.
 
     Thin error bars are 95 % intervals over seeds, thick ones reach over the intervals of the profile's
     numbers (``intervals: true``).
     """
-    return _speed(frame, "decode", x)
+    return _speed(frame, "decode", x, panel)
 
 
 @kind("rows", "prefill speed by policy, in groups and panels")
-def prefill_speed(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+def prefill_speed(frame: pd.DataFrame, x: str | None = None, panel: str | None = None) -> Drawing:
     """Bars of prefill speed by policy, group and panel."""
-    return _speed(frame, "prefill", x)
+    return _speed(frame, "prefill", x, panel)
 
 
-def _speed(frame: pd.DataFrame, phase: str, x: str | None) -> Drawing:
-    means = means_of(prepared(frame, f"{phase}_speed", failed=True), f"{phase}_speed", f"{phase}_tokens_per_s", x)
+def _speed(frame: pd.DataFrame, phase: str, x: str | None, panel: str | None) -> Drawing:
+    means = means_of(prepared(frame, f"{phase}_speed", failed=True), f"{phase}_speed", f"{phase}_tokens_per_s", x, panel)
     figure = draw_means(means, value_texts(means.data, means.metric), f"{phase.capitalize()} speed by policy")
     return Drawing(means.data, figure, caption_of(means, f"{phase.capitalize()} speed of the whole batch by policy."))
 
 
 # ------------------------------------------------------------------------------------------------------------------ energy
 @kind("rows", "tokens per kilojoule by policy")
-def energy(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+def energy(frame: pd.DataFrame, x: str | None = None, panel: str | None = None) -> Drawing:
     """Bars of tokens per kilojoule (1000 / ``energy_j_per_token``) by policy, group and panel."""
-    means = _energy(frame, x)
+    means = _energy(frame, x, panel)
     labels = ", ".join(sorted({str(label) for label in means.rows["energy_label"].dropna()}))
     figure = draw_means(means, value_texts(means.data, means.metric), "Tokens per kilojoule by policy", [f"power: {labels}"])
     text = f"Power figures: {labels}; a device draws its busy power whenever it is busy, links none of their own."
     return Drawing(means.data, figure, caption_of(means, "Generated tokens per kilojoule, prefill included, by policy.", text))
 
 
-def _energy(frame: pd.DataFrame, x: str | None) -> Means:
+def _energy(frame: pd.DataFrame, x: str | None, panel: str | None) -> Means:
     frame = prepared(frame, "energy", ["energy_j_per_token", "energy_label"], failed=True)
     joules = pd.to_numeric(frame["energy_j_per_token"], errors="coerce")
     if joules[~failing(frame)].isna().all() and not failing(frame).all():
@@ -443,13 +437,15 @@ def _energy(frame: pd.DataFrame, x: str | None) -> Means:
     if "source_label" in frame:
         pairs = zip(frame["source_label"], frame["energy_label"], strict=True)
         frame = frame.assign(source_label=[weakest(str(one) for one in pair if isinstance(one, str)) for pair in pairs])
-    return means_of(frame, "energy", "tokens_per_kj", x)
+    return means_of(frame, "energy", "tokens_per_kj", x, panel)
 
 
 @kind("rows", "ablation: what each variant gains over the one before")
-def ladder(frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: str | None = None) -> Drawing:
+def ladder(
+    frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: str | None = None, panel: str | None = None
+) -> Drawing:  # fmt: skip
     """Bars of variants, with what each gains over the one before written on it."""
-    means = means_of(prepared(frame, "ladder", [metric], failed=True), "ladder", metric, x)
+    means = means_of(prepared(frame, "ladder", [metric], failed=True), "ladder", metric, x, panel)
     by = [name for name in means.shown if name != "policy"]
     before = means.data.groupby(by, sort=False)[metric].shift(1) if by else means.data[metric].shift(1)
     means = means._replace(data=means.data.assign(gain=means.data[metric] / before - 1))

@@ -13,7 +13,7 @@ from moesim.core.colours import SERIES, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.naming import value_in_words
 from moesim.plots.bars import axis_of
-from moesim.plots.captions import caption, corner_label, meaning, repeats_sentence
+from moesim.plots.captions import caption, label_below, repeats_sentence
 from moesim.plots.result_rows import (
     WORDS,
     column_of,
@@ -27,7 +27,7 @@ from moesim.plots.result_rows import (
     summarised,
     varying,
 )
-from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, add_corner, kind, legend_above, new_figure, short, swatch, text_width
+from moesim.plots.style import COLUMN, SMALL, TEXT, Drawing, alike, kind, legend_above, looks_of, new_figure, swatch, text_width
 
 _CELL: Final = 0.2  # inches that a line of a cell is high
 _TIE: Final = 1.02  # from here on the best is no tie with the second
@@ -64,7 +64,11 @@ def best_setting(
     second = data[data["place"] == 2].set_index([y, x])[metric]
     columns, lines = levels(rows, x), levels(rows, y)
     counts = best["setting"].value_counts(sort=False)
-    colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(counts.index)}
+    several = others != ["policy"]  # settings are no policies; all have a colour, whichever are the best
+    names = list(dict.fromkeys(data["setting"])) if several else []
+    colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)} or {
+        f"{name}{marks.get(name, '')}": look.colour for name, look in looks_of(list(dict.fromkeys(best["policy"]))).items()
+    }
     label, scale = axis_of(metric, float(best[metric].max()))
     longest = max(text_width(name, 7.0) for name in counts.index)
     figure, axes = new_figure(COLUMN if len(columns) < 6 and longest + 0.8 < COLUMN else TEXT, 0.8 + 2 * _CELL * len(lines))
@@ -72,7 +76,7 @@ def best_setting(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(lines) - 0.5), xlabel=WORDS.get(x, x), ylabel=WORDS.get(y, y))
-    for one in best.to_dict("records"):
+    for one, value in zip(best.to_dict("records"), alike(best[metric].astype(float) / scale), strict=True):
         column, line, colour = columns.index(one[x]), lines.index(one[y]), colours[one["setting"]]
         axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, facecolor=colour, edgecolor=WHITE, linewidth=0.8))
         ratio = one[metric] / second.get((one[y], one[x]), math.nan)
@@ -81,15 +85,15 @@ def best_setting(
         if ratio < _TIE:
             hatch: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0, "edgecolor": on, "alpha": 0.3}
             axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, **hatch))
-        text = f"{short(one[metric] / scale)}{star(one['fresh'])}{gain}"
+        text = f"{value}{star(one['fresh'])}{gain}"
         box = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
         axes.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=on, bbox=box)
     axes.set_xticks(range(len(columns)), [group_name(value, x) for value in columns])
     axes.set_yticks(range(len(lines)), [group_name(value, y) for value in lines])
     legend = [swatch(colours[name], f"{name} ({counts[name]})") for name in counts.index]
     legend_above(figure, legend, "The best by " + label.replace("\n", " "))
-    below = ["below: the best over the second; hatched: less than 2 % better", "white: no run succeeded", meaning(inexact(rows))]
-    add_corner(figure, corner_label(rows), below)
+    notes = "below: the best over the second; hatched: less than 2 % better", "white: no run succeeded"
+    label_below(figure, rows, [x, y, *others], *notes)
     what = (
         f"The setting with the {'least' if least else 'largest'} {label} by {WORDS.get(x, x)} and {WORDS.get(y, y)}, and below "
         "it how much better than the second "

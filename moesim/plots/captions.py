@@ -31,7 +31,7 @@ from moesim.plots.result_rows import (
     with_failed,
     without_retried,
 )
-from moesim.plots.style import NOT_EXACT, add_corner
+from moesim.plots.style import NOT_EXACT, add_corner, capital, sentence
 
 _WHERE: Final = ("model", "hardware", "trace")
 _LOADS: Final = ("rate", "closed", "scheduler")
@@ -46,21 +46,7 @@ _FEW: Final = 3
 
 
 def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
-    """Name the subject of a figure: model, hardware, trace, and the weakest source label.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows.
-    group : str, optional
-        The column that is on an axis, and so not repeated here.
-
-    Returns
-    -------
-    str
-        One line, with batch size and cache ratio or budget where all rows have the same; the columns that the
-        frame lacks are left out.
-    """
+    """Name model, hardware, trace, weakest source, and what all rows have alike, but for the column of the axis."""
     parts = []
     for column in _WHERE:
         if column in frame:
@@ -133,8 +119,8 @@ def n_repeats(frame: pd.DataFrame) -> int:
 def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentences: str) -> str:
     """Write the caption of a figure of result rows."""
     parts = [what, *sentences, *_settings(frame, shown)]
-    parts += [f"{text[0].upper()}{text[1:]}." for text in _swept(frame, shown)]
-    return " ".join(part for part in [*parts, *_slots(frame), *_labels(frame), _sentence(meaning(inexact(frame)))] if part)
+    parts += map(sentence, _swept(frame, shown))
+    return " ".join(part for part in [*parts, *_slots(frame), *_labels(frame), sentence(meaning(inexact(frame)))] if part)
 
 
 def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
@@ -218,8 +204,7 @@ def _labels(frame: pd.DataFrame) -> list[str]:
         several = len(by_label) > 1
         parts = [label + (f" ({', '.join(names)})" if several else "") for label, names in by_label.items()]
         if parts:
-            word = how(frame)
-            sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
+            sentences.append(f"{capital(how(frame))}; weakest source among the numbers used: {', '.join(parts)}.")
     if "notes" in frame:
         notes = notes_of(map(str, frame["notes"].dropna()))
         kept = [note for note in notes if OVER not in note]  # bars are drawn of these
@@ -245,10 +230,6 @@ def _slots(frame: pd.DataFrame) -> list[str]:
                 f"{policy} " + " and ".join(f"{used:g} of {granted:g}" for used, granted in rows.itertuples(index=False))
             )
     return [f"Cache slots used, where these are not the granted ones: {', '.join(listed)}."] if listed else []
-
-
-def _sentence(text: str) -> str:
-    return f"{text}." if text else ""
 
 
 _MOST: Final = 4
@@ -296,7 +277,7 @@ def not_shown(frame: pd.DataFrame) -> list[str]:
 
 def not_shown_sentences(frame: pd.DataFrame) -> str:
     """Write `not_shown` as sentences of a caption."""
-    return " ".join(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame))
+    return " ".join(map(sentence, not_shown(frame)))
 
 
 def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:

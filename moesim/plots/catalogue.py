@@ -62,22 +62,7 @@ def options_of(kind: Kind[...]) -> list[str]:
 
 
 def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Divide a frame into those of single figures, by what is swept and not shown.
-
-    Parameters
-    ----------
-    name : str
-        Of a kind that draws a frame.
-    frame : DataFrame
-        Of its source.
-    options : mapping
-        Of the kind, as its functions take them.
-
-    Yields
-    ------
-    str, DataFrame
-        The name of the figure, with the combination if there are several, and its part of the frame.
-    """
+    """Divide a frame into those of single figures, by what is swept and not shown."""
     kind = kind_of(name)
     if name in _WHOLE:
         yield name, frame
@@ -108,15 +93,8 @@ _WHOLE: Final = ("speedup", "validation", "printed", "crossover", "lookahead")  
 _OF_ONE: Final = ("time_by_layer",)  # they show one policy
 _FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder", "goodput")  # they mark what failed
 _NAMED: Final = (
-    "breakdown",
-    "hit_rate",
-    "heatmap",
-    "vram",
-    "speedup_lines",
-    "throughput",
-    "speed_by_context",
-    "latency_by_load",
-)  # they name it below
+    "breakdown", "hit_rate", "heatmap", "vram", "speedup_lines", "throughput", "speed_by_context", "latency_by_load",
+)  # fmt: skip  # they name it below
 
 
 def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -127,19 +105,25 @@ def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[in
 
 
 def _axes(what: str) -> _Shown:
-    return lambda frame, options: [name for name in bars.axes_of(frame, what, options.get("x")) if name is not None]
+    return lambda frame, options: lines.shown_in(frame, what, options.get("x"), options.get("panel"))
 
 
 def _swept(what: str, x: str) -> _Shown:
-    return lambda frame, options: lines.shown_in(frame, what, x) if x in frame else ()  # the figure says what is missing
+    def shown(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:
+        return lines.shown_in(frame, what, x, options.get("panel")) if x in frame else ()  # the figure says what is missing
+
+    return shown
+
+
+def _loaded(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:
+    return lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x")), options.get("panel"))
 
 
 _Shown = Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]
 _SHOWN: Final[Mapping[str, _Shown]] = {
-    **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder")},
-    "speedup_lines": lambda frame, options: lines.shown_in(frame, "speedup_lines", options.get("x")),
-    "latency_by_load": lambda frame, options: lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x"))),
-    "goodput": lambda frame, options: lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x"))),
+    **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder", "speedup_lines")},
+    "latency_by_load": _loaded,
+    "goodput": _loaded,
     "throughput": _swept("throughput", lines.STREAMS),
     "speed_by_context": _swept("speed_by_context", lines.CONTEXT),
     "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],

@@ -29,19 +29,6 @@ FILES: Final = {
     "league": "league.csv", "lookahead": "lookahead.csv", "capacity": "capacity.csv",
 }  # fmt: skip
 """Source -> file in its folder."""
-
-_REMEDY: Final = {
-    "rows": "write one with `moesim run EXPERIMENT.yaml --out FOLDER`",
-    "steps": "set `frames: true` in the experiment and run it again",
-    "layers": "set `frames: true` in the experiment and run it again",
-    "validation": "write one with `moesim validate EXPERIMENT.yaml --out FOLDER`",
-    "papers": "write one with `moesim papers --out FOLDER`",
-    "regret": "write one with `moesim regret EXPERIMENT.yaml --out FOLDER`",
-    "whatif": "write one with `moesim whatif EXPERIMENT.yaml --out FOLDER`",
-    "league": "write one with `moesim league --out FOLDER`",
-    "lookahead": "write one with `moesim trace lookahead TRACE --out FOLDER`",
-    "capacity": "write one with `moesim capacity --out FOLDER`",
-}
 _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a further folder
 
 
@@ -64,7 +51,7 @@ def all_policies(source: str, paths: Sequence[Path], frame: pd.DataFrame, what: 
         if file.is_file():
             runs = _read(file, what)
             known += runs["policy"].astype(str).tolist() if "policy" in runs else []
-    return list(dict.fromkeys([*known, *(frame["policy"].astype(str) if "policy" in frame else [])]))
+    return list(dict.fromkeys([*known, *(frame["policy"].dropna().astype(str) if "policy" in frame else [])]))
 
 
 def _once(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -81,14 +68,11 @@ def _once(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _file(source: str, path: Path, what: str) -> Path:
-    if path.is_dir():
-        file = path / FILES[source]
-        if not file.is_file():
-            raise ConfigError(f"{path}: plot {what}: expected {FILES[source]} in it, got no such file; {_REMEDY[source]}")
-        return file
-    if not path.is_file():
-        raise ConfigError(f"{path}: plot {what}: expected a folder with {FILES[source]}, got nothing there; {_REMEDY[source]}")
-    return path
+    file = path / FILES[source] if path.is_dir() else path
+    if not file.is_file():
+        got = "no such file in it" if path.is_dir() else "nothing there"
+        raise ConfigError(f"{path}: plot {what}: expected a folder with {FILES[source]}, got {got}; name {SOURCES[source]}")
+    return file
 
 
 def _read(file: Path, what: str) -> pd.DataFrame:
@@ -166,7 +150,7 @@ def _whole(name: str, text: str) -> int:
         raise ConfigError(f"plot: {name}: expected a whole number, got '{text}'") from None
 
 
-OPTIONS: Final = ("baseline", "x", "y", "metric")
+OPTIONS: Final = ("baseline", "x", "y", "panel", "metric")
 """Options of kinds that the command line has by their own names."""
 
 
@@ -212,7 +196,7 @@ def files_of(
 def _checked(request: Request, name: str) -> dict[str, Any]:
     kind = kind_of(name)
     taken = {option for other in request.kinds for option in options_of(kind_of(other))}
-    options = read_options(name, request.options, taken)
+    options = read_options(name, with_labels(request.options, request.labels), taken)
     if kind.source == "trace" and (request.policies or request.where):
         raise ConfigError(f"plot {name}: expected no --policies and no --where, which change nothing in a figure of a trace")
     if not request.paths:
@@ -233,7 +217,7 @@ def _arguments(
     paths = [Path(path) for path in request.paths]
     whole = read_frames(source, paths, name)
     among = [request.labels.get(one, one) for one in all_policies(source, paths, whole, name)]
-    frame = _labelled(chosen(whole, request.policies, request.where, name), whole, request.labels, name)
+    frame = relabelled(chosen(whole, request.policies, request.where, name), whole, request.labels, name)
     if kind.source == "requests":
         rows, missing = shared_setting(frame, name)
         found = {str(row["policy"]): outcome_of(paths[0], int(row["run"]), wanted=0) for _, row in rows.iterrows()}
@@ -247,7 +231,12 @@ def _arguments(
         yield figure, [part], {}, among
 
 
-def _labelled(frame: pd.DataFrame, whole: pd.DataFrame, labels: Mapping[str, str], what: str) -> pd.DataFrame:
+def with_labels(options: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Name the policy of an option as figures name it."""
+    return {name: labels.get(value, value) if name == "baseline" else value for name, value in options.items()}
+
+
+def relabelled(frame: pd.DataFrame, whole: pd.DataFrame, labels: Mapping[str, str], what: str) -> pd.DataFrame:
     """Give policies the names that they are to have."""
     if not labels:
         return frame

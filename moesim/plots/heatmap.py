@@ -37,21 +37,7 @@ from moesim.plots.result_rows import (
     star,
     summarised,
 )
-from moesim.plots.style import (
-    COLUMN,
-    MAP,
-    SMALL,
-    TEXT,
-    Drawing,
-    add_corner,
-    capital,
-    kind,
-    need,
-    new_figure,
-    short,
-    text_width,
-    title,
-)
+from moesim.plots.style import COLUMN, MAP, SMALL, TEXT, Drawing, add_corner, alike, capital, kind, new_figure, text_width, title
 from moesim.policies.options import Option, options_of
 from moesim.policies.registry import policy_class
 
@@ -62,7 +48,6 @@ _CELL: Final = 0.2  # inches that a cell is high
 
 def with_options(frame: pd.DataFrame) -> pd.DataFrame:
     """Add a column for each option in ``policy_options``, with defaults."""
-    need(frame, ["policy_name", "policy_options"], "heatmap")
     options = [json.loads(text) if isinstance(text, str) else {} for text in frame["policy_options"]]
     defaults = {
         str(name): {option: one.default for option, one in (_parameters(str(name)) or {}).items() if not one.required}
@@ -86,7 +71,7 @@ def _parameters(policy: str) -> Mapping[str, Option] | None:
 
 def asked(frame: pd.DataFrame, x: str | None, y: str | None, metric: str) -> tuple[pd.DataFrame, str, str]:
     """Find the columns of two options or settings, and the rows that have both."""
-    rows = with_options(prepared(frame, "heatmap", [metric, "policy_name"]))
+    rows = with_options(prepared(frame, "heatmap", [metric, "policy_name", "policy_options"]))
     options = _options(rows)
     if x is None or y is None:
         several = [name for name in options if rows[name].dropna().nunique() > 1 and name.removeprefix(OPTION) not in (x, y)]
@@ -124,7 +109,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     data = summarised(rows, [up, across], metric).rename(columns={across: names[0], up: names[1]})
     columns, lines = ([v for v in levels(rows, of) if v in set(data[name])] for of, name in zip((across, up), names, strict=True))
     label, scale = axis_of(metric, float(data[metric].max()))
-    texts = [short(value / scale) + star(fresh) for value, fresh in zip(data[metric], data["fresh"], strict=True)]
+    texts = [text + star(fresh) for text, fresh in zip(alike(data[metric] / scale), data["fresh"], strict=True)]
     longest = max(max(text_width(text) for text in texts), max(text_width(group_name(v, names[0]), 7.0) for v in columns)) + 0.08
     wide = 1.2 + longest * len(columns)
     figure, axes = new_figure(COLUMN if wide <= COLUMN else TEXT, 0.6 + max(_CELL * len(lines), 1.25))
@@ -150,16 +135,14 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     figure.colorbar(image, ax=axes, label=label, aspect=15, pad=0.02)
     title(axes, f"{_policy(rows)}: {names[0]} and {names[1]}")
     missing = [f"not shown: {name}, which chooses them itself" for name in left_out(frame, rows)]
-    missing += not_shown(_same(frame, rows))
     marked = meaning(inexact(rows.assign(policy=rows["policy_name"])))
-    add_corner(
-        figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), marked]
-    )
+    means = averaged(rows, [across, up, *_options(rows)])
+    add_corner(figure, corner_label(rows), ["framed: the largest", *missing, *not_shown(_same(frame, rows)), *means, marked])
     sentences = [
         "The largest value is framed.",
         repeats_sentence(rows, how=None),
         not_drawn(rows),
-        *(f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)),
+        *(f"{capital(text)}." for text in missing),
         not_shown_sentences(_same(frame, rows)),
         *(
             f"Defaults of {name} are not shown, for its code was not imported."

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY, VERMILION, WHITE
-from moesim.plots.style import TEXT, add_corner, legend_above, need, panel_title, short, styled, swatch
+from moesim.plots.style import TEXT, add_corner, legend_above, need, panel_title, panels_of, short, styled, swatch
 
 OBSERVED: Final = ("panel", "unit", "x", "setting", "observed", "predicted", "low", "high", "status")
 _MOST: Final = 9
@@ -30,17 +30,11 @@ def identified(frame: pd.DataFrame, name: str) -> Figure:
     panels = list(dict.fromkeys(frame["panel"]))
     shown = panels[:_MOST]
     n_columns = min(3, len(shown))
-    n_rows = -(-len(shown) // n_columns)
-    figure = Figure(figsize=(3.1 * n_columns, 2.3 * n_rows + 0.4), layout="constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    figure, grid = panels_of(len(shown), n_columns, 3.1 * n_columns, 0.4 - 2.3 * (-len(shown) // n_columns))
     labels: dict[str, Artist] = {}
-    for place, axes in enumerate(grid.flat):
-        if place >= len(shown):
-            axes.set_visible(False)
-            continue
-        rows = frame[frame["panel"] == shown[place]].sort_values("x", kind="stable")
-        _panel(axes, rows, labels)
-        axes.set_title(shown[place])
+    for axes, panel in zip(grid, shown, strict=True):
+        _panel(axes, frame[frame["panel"] == panel].sort_values("x", kind="stable"), labels)
+        axes.set_title(panel)
     figure.legend(list(labels.values()), list(labels), loc="outside upper left", ncols=3)
     left = [f"{len(panels) - len(shown)} more panels are not drawn"] if len(panels) > len(shown) else []
     add_corner(figure, f"{name}: identified from observed speeds, so no prediction where marks are filled", left)

@@ -30,11 +30,8 @@ from moesim.plots.bars import (
     paired,
 )
 from moesim.plots.captions import (
-    averaged,
     caption,
-    corner_label,
     label_below,
-    meaning,
     not_drawn,
     not_shown,
     not_shown_sentences,
@@ -59,8 +56,8 @@ from moesim.plots.style import (
     TEXT,
     Drawing,
     Look,
-    add_corner,
     capital,
+    columns_of,
     grid_of,
     kind,
     legend_above,
@@ -68,6 +65,7 @@ from moesim.plots.style import (
     new_figure,
     numbers_between,
     panel_title,
+    panels_of,
     sentence,
     width_for,
 )
@@ -267,54 +265,56 @@ _HEIGHT: Final = {1: 2.0, 2: 1.75}  # of panels, in inches, by number of rows
 _LOW: Final = 1.5  # the same with more rows
 
 
-def shown_in(frame: pd.DataFrame, what: str, x: str | None) -> list[str]:
+def shown_in(frame: pd.DataFrame, what: str, x: str | None, panel: str | None = None) -> list[str]:
     """Choose the settings on the axis and of panels."""
-    return [name for name in axes_of(frame, what, x) if name is not None]
+    return [name for name in axes_of(frame, what, x, panel) if name is not None]
 
 
 @kind("rows", "throughput against concurrent streams")
-def throughput(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
+def throughput(frame: pd.DataFrame, metric: str = _SPEED, panel: str | None = None) -> Drawing:
     """Lines of the speed of all streams together, or another metric, against the batch size."""
     title = _title(metric, "throughput", "concurrent streams")
     what = "the batch size is the number of requests that are active at once"
     rows = with_values(frame, "throughput", [metric, STREAMS])
-    return _setting_drawing(frame, rows, "throughput", STREAMS, metric, "concurrent streams (batch size)", title, what)
+    return _setting_drawing(frame, rows, "throughput", (STREAMS, panel), metric, "concurrent streams (batch size)", title, what)
 
 
 @kind("rows", "speed against context length")
-def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
+def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED, panel: str | None = None) -> Drawing:
     """Lines of decode speed, or another metric, against the length of prompts."""
     rows = with_values(frame, "speed_by_context", [metric, CONTEXT])
     lengths = sorted({group_name(n) for n in rows["decode_tokens"].dropna()}) if "decode_tokens" in rows else []
     more = f"decoding adds {' or '.join(lengths)} tokens to the context" if lengths else ""
     title = _title(metric, "speed", "context length")
     return _setting_drawing(
-        frame, rows, "speed_by_context", CONTEXT, metric, "prompt (tokens)", title, more, *_of_context(rows, metric)
+        frame, rows, "speed_by_context", (CONTEXT, panel), metric, "prompt (tokens)", title, more, *_of_context(rows, metric)
     )
 
 
 @kind("rows", "speed-up over a baseline policy, as lines against a swept setting")
-def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str = _SPEED, x: str | None = None) -> Drawing:
+def speedup_lines(
+    frame: pd.DataFrame, baseline: str | None = None, metric: str = _SPEED, x: str | None = None, panel: str | None = None
+) -> Drawing:  # fmt: skip
     """Lines of speed-ups over a baseline against one setting, with intervals of repeats."""
     rows = with_values(frame, "speedup_lines", [metric])
-    (x, *panel), baseline = shown_in(rows, "speedup_lines", x), baseline_of(rows, baseline, "speedup_lines")
+    (x, *panels), baseline = shown_in(rows, "speedup_lines", x, panel), baseline_of(rows, baseline, "speedup_lines")
     if x == "policy":
         raise ConfigError("plot speedup_lines: expected results with a column of a setting, got none; give those of `moesim run`")
     pairs = paired(rows, baseline, metric, "speedup_lines")
-    by = [*panel, "policy", x]
+    by = [*panels, "policy", x]
     groups = pairs.groupby(by, sort=False, dropna=False)
     data = pd.DataFrame([geometric(part, dict(zip(by, values, strict=True))) for values, part in groups])
     names = [name for name in policies_of(rows) if name != baseline]
     star = "*" if baseline in inexact(rows) else ""
     words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{star}")
-    data, figure = setting_figure(data, rows, names, words, (x, *panel), "speedup", level=1.0)
+    data, figure = setting_figure(data, rows, names, words, (x, *panels), "speedup", level=1.0)
     labelled_rows = labelled(rows, data)
-    add_corner(figure, corner_label(labelled_rows, x), [*averaged(rows, [x, *panel]), *not_shown(frame), meaning(inexact(rows))])
+    label_below(figure, labelled_rows, [x, *panels], *not_shown(frame), axis=x)
     repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
     sentences = repeats, not_drawn(rows, BOTH_MOVE), not_shown_sentences(frame)
     name = metric_name(metric) if metric.endswith("_ns") else AXES.get(metric, metric).replace("\n", " ")
     what = f"Speed-up over {baseline} ({name}) against {WORDS.get(x, x)}, like with like; dashed: {baseline}."
-    return Drawing(data, figure, caption(what, labelled_rows, [x, *panel], *sentences))
+    return Drawing(data, figure, caption(what, labelled_rows, [x, *panels], *sentences))
 
 
 def _of_context(rows: pd.DataFrame, metric: str) -> list[str]:
@@ -338,9 +338,10 @@ def with_values(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.Da
 
 
 def _setting_drawing(
-    frame: pd.DataFrame, rows: pd.DataFrame, kind: str, x: str, metric: str, label: str, title: str, more: str, *notes: str
-) -> Drawing:
-    x, *panel = shown_in(rows, kind, x)
+    frame: pd.DataFrame, rows: pd.DataFrame, kind: str, asked: tuple[str, str | None], metric: str, label: str, title: str,
+    more: str, *notes: str,
+) -> Drawing:  # fmt: skip
+    x, *panel = shown_in(rows, kind, *asked)
     data = summarised(rows, [*panel, "policy", x], metric)
     words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
     data, figure = setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
@@ -362,12 +363,15 @@ def setting_figure(
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
     scale = axis_of(metric, float(data[metric].max()))[1]
     parts = [part for _, part in data.groupby(panel, sort=False, dropna=False)] if panel else [data]
-    figure, grid = _grid(len(parts))
+    width = width_for(COLUMN if len(parts) == 1 else TEXT)
+    n_rows = -(-len(parts) // columns_of(len(parts), int(width / _PANEL), width, _LOW))
+    n_columns = -(-len(parts) // n_rows)
+    figure, grid = panels_of(len(parts), n_columns, width, n_rows * _HEIGHT.get(n_rows, _LOW))
     looks = looks_of(policies)
     tops = []
-    for i, (axes, part) in enumerate(zip(grid.ravel().tolist(), parts, strict=False)):
+    for i, (axes, part) in enumerate(zip(grid, parts, strict=True)):
         grid_of(axes, "both")
-        below = i + grid.shape[1] >= len(parts)
+        below = i + n_columns >= len(parts)
         at = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x if below else "")
         for policy, legend in legend_names(data, policies).items():
             mine = part[part["policy"] == policy]
@@ -379,22 +383,11 @@ def setting_figure(
         tops.append(1.08 * float(np.nanmax([part[metric].max() / scale, part["high"].max() / scale, level or 0.0])))
         if panel:
             panel_title(axes, named(part[panel[0]].iloc[0], panel[0]))
-        if i % grid.shape[1] == 0:
+        if i % n_columns == 0:
             axes.set_ylabel(words.y)
     limit_panels(figure.axes, tops)
-    legend_above(figure, grid[0, 0].get_legend_handles_labels()[0], words.title)
+    legend_above(figure, grid[0].get_legend_handles_labels()[0], words.title)
     return data, figure
-
-
-def _grid(n_panels: int) -> tuple[Figure, Any]:
-    width = width_for(COLUMN if n_panels == 1 else TEXT)
-    n_rows = -(-n_panels // max(1, int(width / _PANEL)))
-    n_columns = -(-n_panels // n_rows)
-    figure = Figure(figsize=(width, n_rows * _HEIGHT.get(n_rows, _LOW)), layout="constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False)
-    for axes in grid.ravel()[n_panels:]:
-        axes.remove()
-    return figure, grid
 
 
 def _axis(axes: Axes, values: Sequence[Any], x: str, label: str) -> Mapping[str, float]:
@@ -468,6 +461,10 @@ def vram(frame: pd.DataFrame) -> Drawing:
             "markeredgewidth": 0.4 if filled else 1.1,
         }  # fmt: skip
         axes.plot(part["gpu_memory_gib"], part[_SPEED], zorder=3, **style)
+        seeds = [part[_SPEED] - part["low"], part["high"] - part[_SPEED]]
+        axes.errorbar(
+            part["gpu_memory_gib"], part[_SPEED], yerr=seeds, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5
+        )
         handles.append(Line2D([], [], label=names[policy], **style))
     handles.append(Line2D([], [], color=GREY, linewidth=3, alpha=0.6, label="Pareto front"))
     axes.margins(x=0.08)
@@ -479,5 +476,5 @@ def vram(frame: pd.DataFrame) -> Drawing:
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
-    sentences = text, lines, repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame)
+    sentences = text, lines, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
     return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *sentences))

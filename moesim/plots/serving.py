@@ -28,6 +28,7 @@ from moesim.plots.style import (
     SMALL,
     Drawing,
     add_corner,
+    alike,
     capital,
     kind,
     legend_above,
@@ -35,7 +36,6 @@ from moesim.plots.style import (
     need,
     panel_title,
     sentence,
-    short,
     swatch,
     text_width,
     whole_numbers,
@@ -70,33 +70,35 @@ def load_of(frame: pd.DataFrame, x: str | None = None) -> str:
 
 
 @kind("rows", "latency against load, with the knee")
-def latency_by_load(frame: pd.DataFrame, metric: str = "ttft_p50_ns", x: str | None = None) -> Drawing:
+def latency_by_load(
+    frame: pd.DataFrame, metric: str = "ttft_p50_ns", x: str | None = None, panel: str | None = None
+) -> Drawing:  # fmt: skip
     """Lines of a latency by policy against requests a second, or users."""
     rows = with_values(frame, "latency_by_load", [metric, "requests_per_s", "e2e_mean_ns"])
     rows = rows.assign(**{_POWER: rows["requests_per_s"].astype(float) / rows["e2e_mean_ns"].astype(float)})
-    x, *panel = shown_in(rows, "latency_by_load", load_of(rows, x))
-    by = [*panel, "policy", x]
+    x, *panels = shown_in(rows, "latency_by_load", load_of(rows, x), panel)
+    by = [*panels, "policy", x]
     data = summarised(rows, by, metric)
     words = Words(f"{capital(metric_name(metric))} by load", WORDS.get(x, x), axis_of(metric, float(data[metric].max()))[0])
-    data, figure = setting_figure(data, rows, policies_of(rows), words, (x, *panel), metric)
+    data, figure = setting_figure(data, rows, policies_of(rows), words, (x, *panels), metric)
     power = summarised(rows, by, _POWER)[[*by, _POWER]]
     data = data.merge(power, "left", by).assign(knee=False)
-    for _, part in data.groupby([*panel, "policy"], sort=False, dropna=False):
+    for _, part in data.groupby([*panels, "policy"], sort=False, dropna=False):
         place = int(part.sort_values(x)[_POWER].to_numpy().argmax())
         if 0 < place < len(part) - 1:
             data.loc[part.sort_values(x).index[place], "knee"] = True
     scale = axis_of(metric, float(data[metric].max()))[1]
-    parts = [part for _, part in data.groupby(panel, sort=False, dropna=False)] if panel else [data]
+    parts = [part for _, part in data.groupby(panels, sort=False, dropna=False)] if panels else [data]
     for axes, part in zip(figure.axes, parts, strict=True):
         _logarithmic(axes, part[metric] / scale)
         knees = part[part["knee"]]
         axes.plot(knees[x], knees[metric] / scale, zorder=4, **_KNEE)
     grew = rows["notes"].astype(str).str.contains(GREW, regex=False) if "notes" in rows else pd.Series(False, rows.index)
     note = _KNEE_WORDS if data["knee"].any() else ""
-    label_below(figure, rows, [x, *panel], note, *not_shown(frame), axis=x)
+    label_below(figure, rows, [x, *panels], note, *not_shown(frame), axis=x)
     endless = "Where the queue grew, requests came faster than they were served, and times depend on the run's length."
     sentences = _KNEES, endless if grew.any() else "", repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
-    return Drawing(data, figure, caption(f"{words.title}: {words.y}.", rows, [x, *panel], *sentences))
+    return Drawing(data, figure, caption(f"{words.title}: {words.y}.", rows, [x, *panels], *sentences))
 
 
 def _logarithmic(axes: Axes, values: pd.Series) -> None:
@@ -109,12 +111,12 @@ def _logarithmic(axes: Axes, values: pd.Series) -> None:
 
 
 @kind("rows", "requests within the limits per second, by policy")
-def goodput(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+def goodput(frame: pd.DataFrame, x: str | None = None, panel: str | None = None) -> Drawing:
     """Bars of goodput by policy and load."""
     frame = prepared(frame, "goodput", ["goodput_per_s"], failed=True)
     if frame["goodput_per_s"].isna().all():
         raise ConfigError("plot goodput: expected runs of a served workload with limits, got none; give workload.limits")
-    means = means_of(frame, "goodput", "goodput_per_s", load_of(frame, x))
+    means = means_of(frame, "goodput", "goodput_per_s", load_of(frame, x), panel)
     figure = draw_means(means, value_texts(means.data, means.metric), "Goodput by policy")
     limits = sorted({str(one) for one in means.rows.get("limits", pd.Series(dtype=str)).dropna()})
     what = f"Requests per second that keep within all limits ({'; '.join(limits)}), by policy and load."
@@ -221,16 +223,17 @@ def capacity(frame: pd.DataFrame) -> Drawing:
     figure = Figure(figsize=(width_for(max(COLUMN, names + 2.6)), 0.5 + 0.24 * len(policies)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     looks = looks_of(policies)
+    loads, waits = (alike(frame[name].astype(float)) for name in ("capacity", "ttft_p50_s"))
     for place, row in enumerate(frame.to_dict("records")):
         look, value = looks[str(row["policy"])], float(row["capacity"])
         end = value if math.isnan(row["high"]) else max(value, row["high"])
-        _bar(left, place, value, end, look, _capacity_text(row))
+        _bar(left, place, value, end, look, _capacity_text(row, loads[place]))
         if not math.isnan(row["low"]) and row["low"] < row["high"]:
             error: Any = [[value - row["low"]], [row["high"] - value]]
             left.errorbar(value, place, xerr=error, fmt="none", ecolor=GREY if look.colour == BLACK else BLACK, elinewidth=0.8,
                           capsize=1.5)  # fmt: skip
         if not math.isnan(row["ttft_p50_s"]):
-            _bar(right, place, row["ttft_p50_s"], row["ttft_p50_s"], look, short(row["ttft_p50_s"]))
+            _bar(right, place, row["ttft_p50_s"], row["ttft_p50_s"], look, waits[place])
     left.set_yticks(range(len(policies)), policies)
     left.set_ylim(len(policies) - 0.5, -0.5)
     ends = frame[["capacity", "high"]].max(axis=1)
@@ -261,6 +264,6 @@ def _bar(axes: Axes, place: int, value: float, end: float, look: Any, text: str)
     axes.annotate(text, (end, place), (3, 0), textcoords="offset points", ha="left", va="center", fontsize=SMALL)
 
 
-def _capacity_text(row: Mapping[Any, Any]) -> str:
+def _capacity_text(row: Mapping[Any, Any], load: str) -> str:
     bound = row["bound"] if isinstance(row["bound"], str) else ""
-    return "none" if bound == "none" else f"{bound} {short(float(row['capacity']))}".strip()
+    return "none" if bound == "none" else f"{bound} {load}".strip()

@@ -25,19 +25,19 @@ from moesim.plots.captions import (
     repeats_sentence,
 )
 from moesim.plots.distributions import visits_of
-from moesim.plots.result_rows import inexact, levels, mean, named, policies_of, prepared, qualified, star
+from moesim.plots.result_rows import inexact, levels, mean, named, policies_of, prepared, qualified, star, summarised
 from moesim.plots.style import (
     COLUMN,
     SMALL,
     TEXT,
     Drawing,
     add_corner,
+    alike,
     kind,
     legend_above,
     need,
     new_figure,
     numbers_between,
-    short,
     swatch,
     text_width,
     whole_numbers,
@@ -60,7 +60,9 @@ def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
                 continue
             tokens = (mean(part, "n_decode_tokens") or 1.0) if metric == "decode_time" else 1.0
             times = [(mean(part, column) or 0.0) / tokens / NS_PER_MS for column in columns]
-            qualities, whole = qualified(part), max(sum(times), 1e-12)
+            total = part[columns].astype(float).sum(axis=1) / tokens / NS_PER_MS
+            of_total = summarised(part.assign(total=total), ["policy"], "total").iloc[0]
+            qualities, whole = {name: of_total[name] for name in ("fresh", "source_label", "low", "high")}, max(sum(times), 1e-12)
             name = policy + star(qualities["fresh"]) + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
             head = {"bar": name, "policy": policy, **({x: value} if by else {})}
             found += [{**head, "cause": c, "ms": t, "share": t / whole, **qualities} for c, t in zip(CAUSES, times, strict=True)]
@@ -98,12 +100,17 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
                 places, values, left=left, height=0.76, color=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4
             )
             left += values
-    for place, total in zip(places, left, strict=True):
-        axes.annotate(short(total), (total, place), (2, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    ends = first[["low", "high"]].to_numpy(float)
+    seeds: Any = np.abs(ends - left[:, None]).T
+    axes.errorbar(left, places, xerr=seeds, fmt="none", ecolor=BLACK, elinewidth=0.8, capsize=1.5)
+    for place, total, text in zip(places, np.fmax(left, ends[:, 1]), alike(left), strict=True):
+        axes.annotate(text, (total, place), (2, 0), textcoords="offset points", va="center", fontsize=SMALL)
     axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.set_xlim(0, 1.12 * max(left.max(), 1e-9))  # room for the totals; no margin is kept beyond a bar of no width
+    axes.set_xlim(
+        0, 1.12 * max(left.max(), np.nanmax(ends, initial=1e-9))
+    )  # room for the totals; no margin is kept beyond a bar of no width
     label = "time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)"
     room = figure.get_figwidth() - max(text_width(name, 7.0) for name in names)
     axes.set_xlabel(label if text_width(label, 7.5) < room else label.replace(" of", "\nof"))
@@ -112,7 +119,7 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
     text = caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
-        repeats_sentence(rows, how=None), not_drawn(rows), not_shown_sentences(frame),
+        repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, text)
 

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from moesim.core.colours import BLACK, BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, WHITE, text_on
@@ -18,6 +17,7 @@ from moesim.core.student import line as fitted_line
 from moesim.core.units import NS_PER_S
 from moesim.hardware import weakest
 from moesim.plots.captions import caption, corner_label, meaning, weakest_source
+from moesim.plots.layout import wrapped
 from moesim.plots.result_rows import is_exact, policies_of, qualified
 from moesim.plots.style import (
     COLUMN,
@@ -25,17 +25,18 @@ from moesim.plots.style import (
     TEXT,
     Drawing,
     add_corner,
+    alike,
     grid_of,
     is_narrow,
     kind,
     legend_above,
     legend_beside,
+    looks_of,
     need,
     new_figure,
     panel_title,
     sentence,
     series_look,
-    short,
     swatch,
     text_width,
     title,
@@ -47,6 +48,7 @@ _WHATIF_COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_
 _SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
 _WORDS: Final = {"less": "less of it", "more": "more of it", "other": "something else"}
 _BESIDE: Final = 0.35  # inches next to the axis and the names of knobs
+_TEXT: Final = 0.3  # of the axes, that a line about a setting may take
 _ENOUGH: Final = 0.5  # of the axis for bars, else the figure takes both columns
 _ABOUT: Final = ("model", "hardware", "trace")
 
@@ -78,11 +80,15 @@ def tornado(frame: pd.DataFrame) -> Drawing:
     names = max(text_width(str(knob), 7.0) for found in knobs.values() for knob in found)
     found = [end for _, rows in data.groupby(["policy", "knob"]) for end in _ends(rows)]
     width = width_for(next((w for w in (COLUMN, TEXT) if _bars_share(found, w - names - _BESIDE) >= _ENOUGH), TEXT))
-    heights = [0.25 + 0.24 * len(knobs[policy]) for policy in policies]
+    room = _TEXT * (width - names - _BESIDE)
+    found = [end._replace(text=wrapped(end.text, room, SMALL)) for end in found]
+    line = 0.13 + 0.11 * max(1 + end.text.count("\n") for end in found)
+    heights = [0.25 + line * len(knobs[policy]) for policy in policies]
     figure = Figure(figsize=(width, 0.35 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
     starred = _not_exact(frame)
-    for axes, policy in zip(grid[:, 0], policies, strict=True):
+    bases = frame.groupby("policy")["base_decode_tokens_per_s"].first()
+    for axes, policy, base in zip(grid[:, 0], policies, alike(bases[policy] for policy in policies), strict=True):
         grid_of(axes, "x")
         axes.axvline(0, color=BLACK, linewidth=0.8)
         for place, knob in enumerate(knobs[policy]):
@@ -91,15 +97,13 @@ def tornado(frame: pd.DataFrame) -> Drawing:
                 colour, hatch = _SIDES[row["side"]]
                 axes.barh(place, 100 * row["change"], 0.66, color=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5)
             for end in _ends(rows):
-                axes.annotate(
-                    end.text, (end.x, place), (3 * end.ahead, 0), textcoords="offset points", va="center",
-                    ha="left" if end.ahead > 0 else "right", fontsize=SMALL,
-                )  # fmt: skip
+                text = wrapped(end.text, room, SMALL)
+                axes.annotate(text, (end.x, place), (3 * end.ahead, 0), textcoords="offset points", va="center",
+                              ha="left" if end.ahead > 0 else "right", fontsize=SMALL)  # fmt: skip
         axes.set_yticks(range(len(knobs[policy])), knobs[policy])
         axes.set_ylim(len(knobs[policy]) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
-        base = float(frame.loc[frame["policy"] == policy, "base_decode_tokens_per_s"].iloc[0])
-        panel_title(axes, f"{policy}{'*' if policy in starred else ''}: {base:.3g} tokens/s as it is")
+        panel_title(axes, f"{policy}{'*' if policy in starred else ''}: {base} tokens/s as it is")
     grid[-1, 0].set_xlim(*_limits(found, width - names - _BESIDE))
     low, high = _reach(found)
     ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
@@ -140,7 +144,7 @@ def _ends(rows: pd.DataFrame) -> list[_End]:
 
 def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
     low, high = _reach(ends)
-    widths = [_width(end.text) + 0.08 for end in ends]
+    widths = [text_width(end.text) + 0.08 for end in ends]
     for _ in range(50):  # more room for text leaves less for bars, and so on
         per_inch = (high - low) / inches
         reach = [end.x + end.ahead * per_inch * wide for end, wide in zip(ends, widths, strict=True)]
@@ -156,10 +160,6 @@ def _reach(ends: Sequence[_End]) -> tuple[float, float]:
 def _bars_share(ends: Sequence[_End], inches: float) -> float:
     (low, high), (first, last) = _limits(ends, inches), _reach(ends)
     return (last - first) / (high - low)
-
-
-def _width(text: str) -> float:
-    return float(TextPath((0, 0), text, size=SMALL).get_extents().width) / 72
 
 
 def _percent(change: float) -> str:
@@ -223,13 +223,14 @@ def regret(frame: pd.DataFrame) -> Drawing:
     rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]
     figure, axes = new_figure(TEXT, 0.5 + 0.42 * len(rows), "x")
     seen: set[str] = set()
+    bases = frame.groupby(["policy", "order"])["base_ns"].first().astype(float) / NS_PER_S
+    texts = alike(bases[row] for row in rows)
     for place, (policy, order) in enumerate(rows):
-        steps = frame[(frame["policy"] == policy) & (frame["order"] == order)]
-        base = float(steps["base_ns"].iloc[0]) / NS_PER_S
+        steps, base = frame[(frame["policy"] == policy) & (frame["order"] == order)], bases[policy, order]
         top = place - 0.42
         axes.plot([base, base], [top, top + 4.2 * _HEIGHT], color=BLACK, linewidth=1.2)
         far = max(base, float(steps["after_ns"].max()) / NS_PER_S) if steps["after_ns"].notna().any() else base
-        axes.annotate(short(base), (far, place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
+        axes.annotate(texts[place], (far, place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
         last = base
         done = steps["replaced"] & steps["after_ns"].notna() & steps["before_ns"].notna()
         for i, name in enumerate(steps["decision"]):
@@ -288,7 +289,8 @@ def crossover(frame: pd.DataFrame) -> Drawing:
     met = frame[frame["best"].fillna("") != ""]
     counts = met["best"].value_counts(sort=False)
     winners = sorted(counts.index, key=lambda name: -counts[name])  # of equals in order of appearance
-    colours = {name: SERIES[place] if place < len(SERIES) else _REST for place, name in enumerate(winners)}
+    looks = looks_of(winners[: len(SERIES)])
+    colours = {name: looks[name].colour if name in looks else _REST for name in winners}
     size = width_for(TEXT), 1.1 + len(phases) * (_CELL * len(machines) + 0.32)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(phases), len(batches), sharex=True, sharey=True, squeeze=False)
@@ -300,9 +302,7 @@ def crossover(frame: pd.DataFrame) -> Drawing:
             _map(axes, cells, machines, models, colours, with_margins=room > text_width("1.00") + 0.04)
             panel_title(axes, f"{phase}, batch {batch}", fontsize=7)
     for axes in grid[-1]:
-        axes.set_xticks(
-            range(len(models)), [model.partition(" (")[0] for model in models], rotation=60, ha="right", fontsize=SMALL
-        )
+        axes.set_xticks(range(len(models)), [model.partition(" (")[0] for model in models], rotation=90, fontsize=SMALL)
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(machines)), [_parts(machine) for machine in machines], fontsize=SMALL)
     handles = [swatch(colours[name], f"{name} ({counts[name]})") for name in winners]

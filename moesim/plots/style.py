@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import update_wrapper, wraps
@@ -32,6 +33,7 @@ from moesim.core.colours import BLACK, GREY, SERIES
 from moesim.core.files import write_bytes
 from moesim.core.table import frame_csv
 from moesim.errors import ConfigError
+from moesim.plots.layout import extent, settle, wrapped
 
 COLUMN: Final = 3.35
 """Width of a figure for one column of a paper, in inches."""
@@ -40,6 +42,8 @@ TEXT: Final = 7.0
 WIDTHS: Final = {"column": COLUMN, "page": TEXT, "slide": 20 / 3}
 """Widths by name, in inches. That of a slide is half of one of 13.33 inches: enlarged to fill it, text has 13 points and more."""
 _LIMITS: Final = (2.5, 20.0)  # inches
+_PAGE: Final = 8.0  # inches that panels one above another may take
+_LEAST: Final = 1.6  # inches that the narrowest panel takes
 _width: ContextVar[float | None] = ContextVar("width", default=None)
 _NARROW: Final = 5.0  # inches: a narrower figure has its panels one above another, and its legend above them
 
@@ -151,12 +155,12 @@ def title(axes: Axes, text: str) -> None:
 
 
 def _titled(figure: Figure, text: str) -> list[str]:
-    return textwrap.wrap(text, int(figure.get_figwidth() / text_width("n", 1.06 * _TITLE)))
+    return textwrap.wrap(text, int(figure.get_figwidth() / (1.06 * _TITLE * _CHARACTER)))
 
 
 def text_width(text: str, size: float = SMALL) -> float:
-    """Estimate the width of a line of text, in inches."""
-    return len(text) * size * _CHARACTER
+    """Measure the width of a text, in inches."""
+    return max(extent(line, size)[0] for line in text.split("\n"))
 
 
 @contextmanager
@@ -174,7 +178,9 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         with _in_style():
             made = make(*args, **kwargs)
-            FigureCanvasAgg(made if isinstance(made, Figure) else made.figure)  # type: ignore[attr-defined]
+            figure = made if isinstance(made, Figure) else made.figure  # type: ignore[attr-defined]
+            FigureCanvasAgg(figure)
+            settle(figure)
             return made
 
     return wrapper
@@ -195,6 +201,26 @@ def grid_of(axes: Axes, which: str) -> None:
     axes.grid(visible=True, axis=which)  # type: ignore[arg-type]
     if which == "x":
         axes.grid(visible=False, axis="y")
+
+
+def panels_of(
+    n: int, n_columns: int, width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained",
+    *, sharey: bool = False,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
+    """Make a figure of n panels in rows of as many columns."""
+    figure = Figure(figsize=(width, height), layout=layout)
+    grid = figure.subplots(-(-n // n_columns), n_columns, squeeze=False, sharey=sharey).ravel().tolist()
+    for axes in grid[n:]:
+        axes.remove()
+    return figure, grid[:n]
+
+
+def columns_of(n_panels: int, fit: int, width: float, row: float) -> int:
+    """Choose how many panels stand side by side: those that fit, or more where the figure would be taller than a page."""
+    few = max(1, min(fit, n_panels))
+    return next(
+        (n for n in range(few, int(width / _LEAST) + 1) if -(-n_panels // n) * row <= _PAGE), max(few, int(width / _LEAST))
+    )
 
 
 def panel_title(axes: Axes, text: str, **changes: Any) -> None:
@@ -224,7 +250,7 @@ def numbers_between(low: int, high: int) -> str:
 
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
     """Write notes and the corner label under a figure."""
-    width = int(figure.get_figwidth() / text_width("n"))
+    width = int(figure.get_figwidth() / (SMALL * _CHARACTER))
     listed = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
     lines = [line for part in (listed if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
     if lines:
@@ -260,8 +286,21 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
 
 
 def short(value: float) -> str:
-    """Write a number next to a bar: three figures, no exponent."""
+    """Write a single number: three figures, no exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def alike(values: Iterable[float]) -> list[str]:
+    """Write numbers of one figure with as many decimals: three figures of the largest, two of the least, five at most.
+
+    >>> alike([9.87, 45.21, math.nan]), alike([0.0121, 0.5, 96]), alike([1234.5, 3.4])
+    (['9.9', '45.2', ''], ['0.01', '0.50', '96.00'], ['1,234', '3'])
+    """
+    listed = list(values)
+    sizes = [math.floor(math.log10(abs(one))) for one in listed if one and math.isfinite(one)] or [0]
+    whole = all(one == round(one) for one in listed if math.isfinite(one))
+    decimals = 0 if whole else max(0, min(max(2 - max(sizes), 1 - min(sizes)), 3 - max(sizes)))
+    return ["" if math.isnan(one) else f"{one:,.{decimals}f}" for one in listed]
 
 
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
@@ -281,21 +320,26 @@ def legend_beside(axes: Axes, names: Sequence[str]) -> None:
 
 def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> None:
     """Put the legend above a figure, under the title."""
-    labels = [str(handle.get_label()) for handle in handles]
+    room = figure.get_figwidth() - 0.1
+    labels = [wrapped(str(handle.get_label()), room - 0.36, 7.0) for handle in handles]
+    for handle, label in zip(handles, labels, strict=True):
+        handle.set_label(label)
 
     def needed(n_columns: int) -> float:  # as Matplotlib fills columns
         columns = np.array_split(np.array([text_width(label, 7.0) for label in labels]), n_columns)
         return sum(0.36 + float(column.max()) for column in columns)
 
-    room = figure.get_figwidth() - 0.1
     lines = [] if for_paper() or not text else _titled(figure, text)
     n_columns = next((n for n in range(len(labels), 1, -1) if needed(n) <= room), 1)
-    figure.legend(
+    legend = figure.legend(
         handles=list(handles), loc="outside upper left", ncols=n_columns, alignment="left", borderaxespad=0.2,
         columnspacing=1.0, handlelength=1.7, handletextpad=0.5, labelspacing=0.35,
         title="\n".join(lines) or None, title_fontproperties={"weight": "bold", "size": _TITLE},
     )  # fmt: skip
-    _add_height(figure, 1.2 * _LINE * (-(-len(labels) // n_columns) + (1.5 * len(lines))))
+    estimated = 1.2 * _LINE * (-(-len(labels) // n_columns) + (1.5 * len(lines)))
+    _add_height(
+        figure, max(estimated, legend.get_window_extent().height / figure.dpi if any("\n" in one for one in labels) else 0)
+    )
 
 
 # Parts of a font with which text is set, such as ligatures and kerning. A PDF says where each glyph stands, so its readers use
@@ -357,13 +401,13 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once: each saving would do it once more."""
+    """Lay a figure out once, unless it is as `settle` left it: each saving would do it once more."""
     engine, dpi = figure.get_layout_engine(), figure.dpi
-    if engine is not None:
+    if engine is not None and figure.stale:
         figure.dpi = matplotlib.rcParams["savefig.dpi"]
         engine.execute(figure)
         figure.dpi = dpi
-        figure.set_layout_engine(None)
+    figure.set_layout_engine(None)
 
 
 _MARKERS: Final = "osD^vPX<>"
@@ -391,11 +435,19 @@ def drawn_among(policies: Sequence[str]) -> AbstractContextManager[None]:
     return _set(_all, _all.get() or policies)
 
 
-def looks_of(policies: Sequence[str]) -> dict[str, Look]:
-    """Return the look of every policy by its place in the whole result.
+_HOMES: Final = {name: place for place, name in enumerate((
+    "on-demand", "lru", "fiddler", "dali", "mixtral-offloading-spec", "prescope", "llama-cpp", "hybrimoe-paper", "daop-paper",
+    "llama-cpp-cache", "mixtral-offloading", "llama-cpp-fit", "pooled-cache", "exllamav3", "kt-layer", "kt-expert", "lfu", "fifo",
+    "moe-infinity-paper", "pre-gated", "adapmoe", "hybrimoe-code", "daop-code", "vllm-expert-cache",
+))}  # fmt: skip
+"""Places of the looks of well-known policies, the same in all results."""
 
-    >>> with drawn_among(["fifo", "lru", "belady"]):
-    ...     looks_of(["lru"]) == {"lru": series_look(1)}, looks_of(["lru", "belady"])["belady"]
+
+def looks_of(policies: Sequence[str]) -> dict[str, Look]:
+    """Return the look of every policy: that of its name, else by its place in the whole result.
+
+    >>> with drawn_among(["ours", "lru", "belady"]):
+    ...     looks_of(["lru"]) == {"lru": series_look(1)}, looks_of(["ours", "belady"])["belady"]
     (True, Look(colour='#000000', hatch='', marker='*', dash='-'))
     """
     others = [policy for policy in policies if policy != OPTIMUM]
@@ -403,10 +455,34 @@ def looks_of(policies: Sequence[str]) -> dict[str, Look]:
     if len(others) > most:
         raise ConfigError(f"plot: expected at most {most} policies in one figure, got {len(others)}; choose some with --policies")
     known = [policy for policy in dict.fromkeys([*_all.get(), *policies]) if policy != OPTIMUM]
-    own = {policy: place for place, policy in enumerate(known[:most]) if policy in others}
-    left = (place for place in range(most) if place not in own.values())
+    own = {policy: _HOMES[policy] for policy in known if policy in _HOMES}
+    free = [place for place in range(most) if place not in own.values()]
+    own |= dict(zip((policy for policy in known if policy not in own), free, strict=False))
+    left = (place for place in range(most) if place not in {own.get(policy) for policy in others})
     looks = {policy: series_look(own[policy] if policy in own else next(left)) for policy in others}
     return {policy: looks.get(policy, Look(BLACK, "", "*", "-")) for policy in policies}
+
+
+_CLASS: Final = re.compile(r"(?:(?<=[=(])|^)[a-z_][\w.]*:(?=[A-Z])")  # the module before a class
+_PARTS: Final = re.compile(r"composed\((.+)\)")
+_KINDS_OF_PARTS: Final = r"(?:placement|assignment|prefetch|replacement)="
+
+
+def display_names(policies: Sequence[str]) -> dict[str, str]:
+    """Shorten names that are Python paths or compositions, unless two would be the same.
+
+    >>> display_names(["lru", "my.caches:Newest", "composed(replacement=my.caches:Newest,prefetch=lfu(n=1,m=2),scope=global)"])
+    {'my.caches:Newest': 'Newest', \
+'composed(replacement=my.caches:Newest,prefetch=lfu(n=1,m=2),scope=global)': 'Newest + lfu(n=1,m=2) + scope=global'}
+    """
+    found = {}
+    for policy in policies:
+        name = _CLASS.sub("", policy)
+        if parts := _PARTS.fullmatch(name):
+            name = " + ".join(re.sub(rf"^{_KINDS_OF_PARTS}", "", one) for one in re.split(r",(?![^()]*\))", parts[1]))
+        found[policy] = name
+    names = list(found.values())
+    return {policy: name for policy, name in found.items() if name != policy and names.count(name) == 1}
 
 
 def series_look(number: int) -> Look:
@@ -449,12 +525,32 @@ class Kind(Generic[_P]):
 
 
 def _among_its_policies(make: Callable[_P, Drawing]) -> Callable[_P, Drawing]:
+    """Draw policies by their short names, and with the looks of all."""
+
     @wraps(make)
     def wrapper(*args: _P.args, **options: _P.kwargs) -> Drawing:
-        frame = args[0] if args else None
-        whole = frame["policy"].astype(str).tolist() if isinstance(frame, pd.DataFrame) and "policy" in frame else []
-        with drawn_among(list(dict.fromkeys(whole))):
-            return make(*args, **options)
+        given: Any = args[0] if args else None
+        framed = isinstance(given, pd.DataFrame) and "policy" in given
+        whole = [str(one) for one in given["policy"]] if framed else given if isinstance(given, Mapping) else ()
+        among = list(dict.fromkeys([*_all.get(), *whole]))
+        names = display_names(among)
+        if names and framed:
+            given = given.assign(policy=given["policy"].map(lambda one: names.get(one, one)))
+        elif names:
+            given = {names.get(policy, policy): run for policy, run in given.items()}
+        more: Any = {name: names.get(str(one), one) if name == "baseline" else one for name, one in options.items()}
+        with _set(_all, [names.get(policy, policy) for policy in among]):
+            drawn = make(given, *args[1:], **more) if args else make(*args, **more)  # type: ignore[arg-type]
+        if not names:
+            return drawn
+        longer = {name: policy for policy, name in names.items()}
+        data = (
+            drawn.data.assign(policy=drawn.data["policy"].map(lambda one: longer.get(one, one)))
+            if "policy" in drawn.data
+            else drawn.data
+        )
+        listed = "; ".join(f"{name}: {policy}" for name, policy in longer.items() if policy in set(whole))
+        return Drawing(data, drawn.figure, f"{drawn.caption.strip()} {listed}." if listed else drawn.caption)
 
     return wrapper
 

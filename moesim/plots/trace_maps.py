@@ -29,13 +29,14 @@ from moesim.plots.style import (
     new_figure,
     numbers_between,
     panel_title,
+    panels_of,
     whole_numbers,
     width_for,
 )
 from moesim.trace import Signal, Trace
-from moesim.trace.stats.balance import PHASES, Sample, compose, main_phase, phase_rows, select, spans, workloads
+from moesim.trace.stats.balance import PHASES, Sample, main_phase, phase_rows, select, spans
 from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
-from moesim.trace.stats.prediction import busiest_found, pair_counts, recall, signal_recall_by_layer, top_ids, workload_recall
+from moesim.trace.stats.prediction import pair_counts, recall, signal_recall_by_layer, top_ids
 
 NOT_FROM_ZERO: Final = "The scale of colours does not begin at 0."
 _BLANK: Final = "#FFFFFF"  # what has no value; lighter than every colour of the map, and crossed out
@@ -62,27 +63,19 @@ def heat_maps(
     """Draw heat maps on one scale."""
     width = width_for(size[0])
     n_columns = min(max(1, round(n_columns * width / size[0])), len(panels))
-    n_rows = -(-len(panels) // n_columns)
-    height = n_rows * size[1] + (0 if for_paper() else _TITLE)
-    figure = Figure(figsize=(width, height), layout="compressed" if square else "constrained")
-    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
+    height = -(-len(panels) // n_columns) * size[1] + (0 if for_paper() else _TITLE)
+    figure, grid = panels_of(len(panels), n_columns, width, height, "compressed" if square else "constrained", sharey=True)
     everything = np.concatenate([panel.values.ravel() for panel in panels])
     low = 0.0 if from_zero else float(np.nanpercentile(everything, _CUT))
     norm = PowerNorm(power, low, float(np.nanmax(everything)))
-    drawn: list[Axes] = []
-    for place, axes in enumerate(grid.ravel().tolist()):
-        if place >= len(panels):
-            axes.remove()
-            continue
-        panel = panels[place]
+    for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         image = _draw(axes, panel, norm, square)
-        drawn.append(axes)
         below = panels[place + n_columns].x_label if place + n_columns < len(panels) else None
         axes.set(
             ylabel="" if place % n_columns else panel.y_label, xlabel="" if panel.x_label == below else panel.x_label
         )  # fmt: skip
     cut = "min" if float(np.nanmin(everything)) < low else "neither"
-    figure.colorbar(image, ax=drawn, label=scale, aspect=25, pad=0.02, fraction=0.05, extend=cut)
+    figure.colorbar(image, ax=grid, label=scale, aspect=25, pad=0.02, fraction=0.05, extend=cut)
     if not for_paper():
         figure.suptitle(title, x=0.01, ha="left", fontsize=8.5, fontweight="bold")
     return figure
@@ -228,12 +221,10 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
     return Drawing(data, figure, text)
 
 
-def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
+def _followed(sample: Sample) -> pd.DataFrame:
     """Compute ranks and probabilities of the next layer, by halves."""
     trace, n_experts = sample.trace, sample.trace.n_experts
-    n_ranks = min(n_experts, _RANKS * trace.top_k) if ranks is None else ranks
-    if not 1 <= n_ranks <= n_experts:
-        raise ConfigError(f"plot coactivation_ranks: ranks: expected 1 to {n_experts}, got {n_ranks}")
+    n_ranks = min(n_experts, _RANKS * trace.top_k)
     if trace.n_layers < 2 or sample.n_requests < 2:
         raise ConfigError(f"plot coactivation_ranks: expected two layers and two requests or more, got fewer ({trace.model})")
     numbers, number = np.unique(sample.request, return_inverse=True)
@@ -253,10 +244,10 @@ def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
 
 
 @kind("trace", "how far an expert tells those of the next layer: heat maps, layers by rank")
-def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None = None) -> Drawing:
+def coactivation_ranks(trace: Trace, phase: str | None = None) -> Drawing:
     """Heat maps of how well an expert predicts those of the next layer."""
     sample = select(trace, phase_of(trace, phase))
-    data = _told(sample, ranks)
+    data = _followed(sample)
     panels = []
     for name, title in (("expert", "by what follows an expert"), ("popularity", "by popularity alone")):
         values = _values(data[data["by"] == name], "rank")
@@ -330,9 +321,7 @@ def popularity_drift(trace: Trace, windows: int = 12, phase: str | None = None) 
     return Drawing(data, figure, text)
 
 
-METRICS: Final = ("activated", "workload")
-_CELLS: Final = {"activated": 32, "workload": 16}  # columns of a heat map, about: a step says less than its tokens
-_LARGEST_BATCH: Final = 8
+_CELLS: Final = 32  # columns of a heat map, about
 
 
 class _Asked(NamedTuple):
@@ -340,14 +329,9 @@ class _Asked(NamedTuple):
     rows: NDArray[np.int64]  # of the phase, that some signal covers
     token: NDArray[np.int64]  # of every row of the trace: number in its phase, from 1; 0 in the other phase
     phase: str
-    metric: str
-    top: int
-    batch: int
 
 
-def _asked(trace: Trace, metric: str, top: int, batch: int | None, phase: str | None, signals: Sequence[str] | None) -> _Asked:
-    if metric not in METRICS:
-        raise ConfigError(f"plot signal_accuracy: {unknown_name('metric', metric, METRICS)}")
+def _asked(trace: Trace, phase: str | None, signals: Sequence[str] | None) -> _Asked:
     for name in signals or ():
         if name not in trace.signals:
             raise ConfigError(f"plot signal_accuracy: {unknown_name('signal of this trace', name, sorted(trace.signals))}")
@@ -360,22 +344,14 @@ def _asked(trace: Trace, metric: str, top: int, batch: int | None, phase: str | 
     index = np.zeros(len(trace.request), np.int64)
     first, length = spans(trace.request[rows])
     index[rows] = np.arange(len(rows)) - np.repeat(first, length) + 1
-    if metric == "workload" and not 1 <= top < trace.n_experts:
-        raise ConfigError(f"plot signal_accuracy: top: expected 1 to {trace.n_experts - 1} experts, got {top}")
-    smallest = min(len(np.unique(trace.request[s.rows[np.isin(s.rows, rows)]])) for s in covered.values())
-    size = min(_LARGEST_BATCH, smallest) if batch is None else batch
-    if metric == "workload" and not 1 <= size <= smallest:
-        raise ConfigError(f"plot signal_accuracy: batch: expected 1 to {smallest} requests that all signals cover, got {size}")
     order = signal_numbers(covered)
     rows = rows[np.isin(rows, np.concatenate([signal.rows for signal in covered.values()]))]
-    return _Asked({name: covered[name] for name in order}, rows, index, phase, metric, top, size)
+    return _Asked({name: covered[name] for name in order}, rows, index, phase)
 
 
-def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
+def _cells(trace: Trace, asked: _Asked) -> pd.DataFrame:
     longest = int(asked.token[asked.rows].max())
-    cell = cell or -(-longest // _CELLS[asked.metric])
-    if not 1 <= cell <= longest:
-        raise ConfigError(f"plot signal_accuracy: cell: expected 1 to {longest} tokens, got {cell}")
+    cell = -(-longest // _CELLS)
     parts = []
     for name, signal in asked.signals.items():
         for first, n, values in _by_cell(trace, signal, asked, cell):
@@ -391,102 +367,60 @@ def _by_cell(trace: Trace, signal: Signal, asked: _Asked, cell: int) -> list[tup
     which = np.flatnonzero(np.isin(signal.rows, asked.rows))
     covered = np.asarray(signal.rows)[which]
     named, true = top_ids(signal, which, trace.top_k), np.asarray(trace.experts)[covered]
-    found = None
-    if asked.metric == "workload":
-        steps = np.concatenate(compose(trace.request[covered], asked.batch))
-        index = asked.token[covered][steps[:, 0]]  # a step takes tokens of one index: requests are covered from their first
-        found = _busiest(named, true, steps, asked.top, trace.n_experts)
-    else:
-        index = asked.token[covered]
-    numbers = (index - 1) // cell
+    numbers = (asked.token[covered] - 1) // cell
     cells = []
     for number in np.unique(numbers):
         inside = numbers == number
-        values = recall(named[inside], true[inside]) if found is None else found[inside].mean(axis=0)
-        cells.append((int(number) * cell + 1, int(inside.sum()), values))
+        cells.append((int(number) * cell + 1, int(inside.sum()), recall(named[inside], true[inside])))
     return cells
 
 
-def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDArray[np.float64]:
-    layers = []
-    for layer in range(true.shape[1]):
-        text, is_so = (workloads(ids[:, layer][steps], n_experts) for ids in (named, true))
-        layers.append(busiest_found(text, is_so, top)[0])
-    return np.stack(layers, axis=1)
-
-
 @kind("trace", "accuracy of recorded signals: heat maps, layers by token index")
-def signal_accuracy(
-    trace: Trace, metric: str = "activated", top: int = 1, batch: int | None = None, phase: str | None = None,
-    signals: Sequence[str] | None = None, cell: int | None = None,
-) -> Drawing:  # fmt: skip
-    """Heat maps of the accuracy of signals, layers by token index."""
-    asked = _asked(trace, metric, top, batch, phase, signals)
-    data = _cells(trace, asked, cell)
+def signal_accuracy(trace: Trace, phase: str | None = None, signals: Sequence[str] | None = None) -> Drawing:
+    """Heat maps of recall@k of signals, layers by token index."""
+    asked = _asked(trace, phase, signals)
+    data = _cells(trace, asked)
     cell = int(data["last_token"].iloc[0] - data["token"].iloc[0] + 1)
     firsts = np.arange(data["token"].min(), data["token"].max() + 1, cell)
     panels = []
     for name, part in data.groupby("signal", sort=False):
         values = part.pivot(index="layer", columns="token", values="accuracy").reindex(range(trace.n_layers), columns=firsts)
         edges = (float(firsts[0]) - 0.5, float(firsts[-1]) + cell - 0.5)
-        mean = float((part["accuracy"] * part["n"]).sum() / part["n"].sum())  # each token or step counts once
+        mean = float((part["accuracy"] * part["n"]).sum() / part["n"].sum())  # each token counts once
         token = f"{asked.phase} token"
         panels.append(Panel(f"{name}: {mean:.2f}", values.to_numpy(np.float64), edges, _edges(trace.n_layers), token))
-    figure = heat_maps(panels, "Accuracy of signals", _scale(asked), size=(TEXT, 1.5), n_columns=3, from_zero=False)
+    figure = heat_maps(panels, "Accuracy of signals", "recall@k", size=(TEXT, 1.5), n_columns=3, from_zero=False)
     notes = ["beside the name: mean · crossed out: layers about which a signal says nothing"]
     add_corner(figure, trace_corner(trace, asked.phase, asked.rows), notes)
     many = numbers_between(int(data["n"].min()), int(data["n"].max()))
-    unit = "tokens" if asked.metric == "activated" else "steps"
-    cells = f"A cell is the mean of {many} {unit}" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
+    cells = f"A cell is the mean of {many} tokens" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
     text = (
-        f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace, asked)} {cells} The number "
+        f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace)} {cells} The number "
         f"beside a name is the mean; what a signal says nothing about is crossed out. {NOT_FROM_ZERO} "
         f"{trace_words(trace, asked.phase, asked.rows)}"
     )
     return Drawing(data, figure, text)
 
 
-def _scale(asked: _Asked) -> str:
-    if asked.metric == "activated":
-        return "recall@k"
-    return "busiest expert found" if asked.top == 1 else f"overlap of top {asked.top}"
-
-
-def _definition(trace: Trace, asked: _Asked) -> str:
-    if asked.metric == "activated":
-        return (
-            f"Shown is recall@k: the share of the k = {trace.top_k} routed experts of a token that are among the k which the "
-            f"signal ranks first (chance: {trace.top_k / trace.n_experts:.3f})."
-        )
-    what = "expert" if asked.top == 1 else f"{asked.top} experts"
+def _definition(trace: Trace) -> str:
     return (
-        f"Shown is the share of the busiest {what} of a batch of {asked.batch} request{'s' if asked.batch > 1 else ''} that "
-        f"the signal, its k best of each token counted, also names as busiest; ties for the last place of the true ones count "
-        f"as right."
+        f"Shown is recall@k: the share of the k = {trace.top_k} routed experts of a token that are among the k which the "
+        f"signal ranks first (chance: {trace.top_k / trace.n_experts:.3f})."
     )
 
 
 def _by_layer(trace: Trace, asked: _Asked) -> pd.DataFrame:
     parts = []
     for name, signal in asked.signals.items():
-        if asked.metric == "activated":
-            values, chance = signal_recall_by_layer(trace, signal, asked.rows), trace.top_k / trace.n_experts
-        else:
-            (found,) = workload_recall(trace, signal, asked.rows, [asked.batch], [asked.top])
-            values, chance = found.by_layer[0], float(found.chance[0])
-        layers = np.arange(signal.first_layer, trace.n_layers)
-        columns = {"signal": name, "layer": layers, "accuracy": values[signal.first_layer :], "chance": chance}
-        parts.append(pd.DataFrame(columns))
-    return pd.concat(parts, ignore_index=True)
+        values, layers = signal_recall_by_layer(trace, signal, asked.rows), np.arange(signal.first_layer, trace.n_layers)
+        parts.append(pd.DataFrame({"signal": name, "layer": layers, "accuracy": values[signal.first_layer :]}))
+    return pd.concat(parts, ignore_index=True).assign(chance=trace.top_k / trace.n_experts)
 
 
 @kind("trace", "accuracy of recorded signals: a line a signal, by layer")
-def signal_accuracy_by_layer(
-    trace: Trace, metric: str = "activated", top: int = 1, batch: int | None = None, phase: str | None = None,
-    signals: Sequence[str] | None = None,
-) -> Drawing:  # fmt: skip
-    """Lines of the accuracy of signals by layer."""
-    asked = _asked(trace, metric, top, batch, phase, signals)
+def signal_accuracy_by_layer(trace: Trace, phase: str | None = None, signals: Sequence[str] | None = None) -> Drawing:
+    """Lines of recall@k of signals by layer."""
+    asked = _asked(trace, phase, signals)
     data = _by_layer(trace, asked)
     figure, axes = new_figure(COLUMN, 1.9)
     for name, number in signal_numbers(data["signal"].unique()).items():
@@ -494,11 +428,11 @@ def signal_accuracy_by_layer(
         marked_line(axes, part["layer"].tolist(), part["accuracy"].tolist(), number, name, linewidth=1.1, markersize=3.4)
     level(axes, float(data["chance"].mean()), "chance")
     whole_numbers(axes.xaxis)
-    axes.set(xlim=_edges(trace.n_layers), ylim=(0, 1.03), xlabel="layer", ylabel=_scale(asked))
+    axes.set(xlim=_edges(trace.n_layers), ylim=(0, 1.03), xlabel="layer", ylabel="recall@k")
     legend_above(figure, axes.get_legend_handles_labels()[0], "Accuracy of signals by layer")
     add_corner(figure, trace_corner(trace, asked.phase, asked.rows))
     words = trace_words(trace, asked.phase, asked.rows)
-    return Drawing(data, figure, f"Accuracy of recorded signals by layer. {_definition(trace, asked)} {words}")
+    return Drawing(data, figure, f"Accuracy of recorded signals by layer. {_definition(trace)} {words}")
 
 
 _SIGNALS: Final = ("gate_next1", "gate_next2", "gate_next3", "residual", "learned", "shadow", "coactivation", "")

@@ -34,6 +34,7 @@ from moesim.plots.style import (
     need,
     new_figure,
     panel_title,
+    panels_of,
     sentence,
     series_look,
     short,
@@ -388,13 +389,9 @@ def sweeps(frame: pd.DataFrame) -> Figure:
     machines = [name for name, rows in done.groupby("machine", sort=False) if len(rows) >= _FEWEST]
     done = done[done["machine"].isin(machines)]
     need(done, ("machine", "measured", "predicted", "layers_on_cpu", "layers"), "sweeps")
-    n_rows = -(-len(machines) // _SIDE_BY_SIDE)
-    figure = Figure(figsize=(9.6, 0.6 + 2.3 * n_rows), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(n_rows, _SIDE_BY_SIDE, squeeze=False)).ravel()
-    for axes, machine in zip(panels, machines, strict=False):
+    figure, panels = panels_of(len(machines), _SIDE_BY_SIDE, 9.6, 0.6 - 2.3 * (-len(machines) // _SIDE_BY_SIDE))
+    for axes, machine in zip(panels, machines, strict=True):
         _sweep_panel(axes, done[done["machine"] == machine], str(machine))
-    for axes in panels[len(machines) :]:
-        axes.set_axis_off()
     figure.legend(handles=_SYMBOLS, loc="outside upper right", ncols=len(_SYMBOLS), fontsize=6.5)
     _source(figure, done, "no speed of a machine is in its profile; machines with fewer than three settings are not drawn")
     return figure

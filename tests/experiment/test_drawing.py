@@ -249,6 +249,21 @@ def test_an_entry_has_the_options_of_the_command_line(ran: tuple[Results, dict[s
     assert size_of(files["speedup-2.png"])[0] == pytest.approx(300 * 3.35, abs=2)  # 300 dots an inch: for a paper
 
 
+def test_a_figure_has_the_names_of_its_labels(ran: tuple[Results, dict[str, Outcome]]) -> None:
+    results, runs = ran
+    named: dict[str, Any] = {"label": {"lru": "Ours"}, "for": "paper"}
+    asked = read_plots(
+        [{"kind": "speedup", "baseline": "lru", **named}, {"kind": "gantt", "policies": "lru", **named}], "x", ["lru"]
+    )
+    files, refused = draw(asked, results.outcomes, runs)
+    assert refused == [] and files["speedup.txt"].startswith(b"Speed-up over Ours ")
+    assert {line.partition(",")[0] for line in files["gantt.csv"].decode().splitlines()[1:]} == {"Ours"}
+    with pytest.raises(ConfigError, match="label: unknown policy of this experiment 'dali'"):
+        read_plots([{"kind": "speedup", "label": {"dali": "Ours"}}], "x", ["lru"])
+    with pytest.raises(ConfigError, match="label: expected a mapping of policies to names"):
+        read_plots([{"kind": "speedup", "label": "Ours"}], "x", ["lru"])
+
+
 @pytest.mark.parametrize("policy", ["my-name", {"w_size": 2}])
 def test_a_policy_of_a_figure_is_written_as_in_the_experiment(policy: Any) -> None:
     assert read_plots([{"kind": "gantt", "policies": {"name": "dali", "w_size": 2}}], "x", ["dali(w_size=2)"])

@@ -68,7 +68,7 @@ def test_decode_speed():
     assert legend(figure) == ["lru", "daop*", "belady"]
     found = texts(figure)
     assert "decode speed\n(tokens/s, whole batch)" in found
-    assert "25" in found and not any("%*" in text for text in found)
+    assert {"25.0", "12.5"} <= set(found) and not any("%*" in text for text in found)
     corner = next(t for t in found if "rtx3090" in t).replace("\n", " ")
     assert "computed as routed: daop 95.6 %; the rest is approximated, and the replayed routing ignores it" in corner
     assert "mixtral-8x7b · rtx3090-epyc7532 · mini-mixtral" in corner
@@ -152,7 +152,7 @@ def test_policies_keep_their_colours_from_figure_to_figure():
     lines = {line.get_label(): line for line in plots.hit_rate(results()).axes[0].lines}
     for bar, name in zip(bars, ("lru", "daop*"), strict=False):
         assert matplotlib.colors.same_color(bar.get_facecolor(), lines[name].get_color())
-    assert lines["lru"].get_color() == SERIES[0]
+    assert lines["lru"].get_color() == SERIES[1], "in every result, whichever policies it has"
 
 
 def test_breakdown_stacks_all_causes():

@@ -109,7 +109,7 @@ def test_times_at_an_axis_have_a_unit_and_the_title_names_them():
     assert "Time to the first token by context length: time to the first token (s)." in drawn.caption
     assert "hardly depends on the context" not in drawn.caption
     two = heatmap.drawing(slow, x="prompt_tokens", y="cache_ratio", metric="ttft_mean_ns").figure
-    assert [text.get_text() for text in two.axes[0].texts] == ["7", "8.5"]
+    assert [text.get_text() for text in two.axes[0].texts] == ["7.00", "8.50"]
     assert two.axes[1].get_ylabel() == "time to the first token (s)"
     repeats = [("a", 3.0, {"seed": i, "repeat": i, **FEW}) for i in range(2)]
     (bars,) = throughput.drawing(rows(*repeats).assign(ttft_mean_ns=[1e6, 3e6]), metric="ttft_mean_ns").figure.axes[0].collections

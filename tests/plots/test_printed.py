@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from moesim.errors import ConfigError
-from moesim.plots.drawing import read_frames
+from moesim.plots.drawing import all_policies, read_frames
 from moesim.plots.style import drawn_wide, parse_width
 from moesim.plots.validation import printed, printed_data
 
@@ -29,6 +29,13 @@ def test_gains_are_factors_and_only_what_runs_answer_is_shown():
     assert data["what"].tolist() == ["v", "w over base"]
     assert data["printed"].tolist() == [2.0, pytest.approx(1.38)]
     assert data["simulated"].tolist() == [1.0, pytest.approx(1.17)]
+
+
+def test_rows_without_a_policy_have_no_colour():
+    assert all_policies("papers", [], FRAME.assign(policy=["dali", None, float("nan"), "dali", "lru"]), "printed") == [
+        "dali",
+        "lru",
+    ]
 
 
 def test_each_number_is_a_marker_at_its_place():
