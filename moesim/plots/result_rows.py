@@ -230,7 +230,7 @@ def group_name(value: Any, column: str = "") -> str:
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
     if isinstance(value, str) and value.startswith("{"):  # a mapping, as a sweep writes it
-        return re.sub(r'[{}":]', "", value)
+        return re.sub(r'[{}"]', "", value).replace(": ", " ")
     return "-" if _missing(value) else f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
 
 
