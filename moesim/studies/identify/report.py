@@ -158,7 +158,8 @@ def text(found: Identified, lines: Sequence[NextLine], form: Format) -> str:
     constants = constants_table(found, form)
     if form.for_programs:
         return constants
-    return _machine_line(found) + constants + "\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, lines))
+    tables = f"{_machine_line(found)}{constants}\n{rows_table(found, form)}\n"
+    return tables + "".join(f"{one}\n" for one in remarks(found, lines))
 
 
 def _machine_line(found: Identified) -> str:
