@@ -575,7 +575,13 @@ class _Shown(NamedTuple):
 
 
 _NOTES: Final = 5  # lines below a table
-_ASSUMED_ONLY: Final = "some costs are intervals, of which one value was used: --notes lists them"
+_ASSUMED_ONLY: Final = "some costs are intervals, of which one value was used: {where} them"
+_LEFT_OUT: Final = "left out for want of room"
+
+
+def in_short(lines: Sequence[str], where: str = "--notes lists") -> list[str]:
+    """Replace the list of costs that are intervals by one line, which says where it is."""
+    return [_ASSUMED_ONLY.format(where=where) if line.startswith(NOT_VARIED) else line for line in lines]
 
 
 def result_table(
@@ -589,9 +595,10 @@ def result_table(
     shown = _shown(rows, by, wide=wide, width=width, bar=terminal and form is Format.TABLE)
     separator = "\n\n" if form is Format.MD else "\n"
     if not notes:
-        shown.below[:] = [_ASSUMED_ONLY if line.startswith(NOT_VARIED) else line for line in shown.below]
-    if not notes and len(shown.below) > _NOTES:
-        shown.below[_NOTES - 1 :] = [f"{len(shown.below) - _NOTES + 1} more notes: --notes shows them"]
+        shown.below[:] = in_short(shown.below)
+    if not notes and (n_more := len(shown.below) - _NOTES + 1) > 1:
+        dropped = [line for line in shown.below if line.startswith(_LEFT_OUT)]  # a table that lacks columns says so
+        shown.below[_NOTES - 1 - len(dropped) :] = [f"{n_more} more notes: --notes shows them", *dropped]
     below = (
         [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.below]
         if terminal and width
@@ -651,7 +658,7 @@ def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None,
         left_out += [name] if name.strip() else []
     below = footer(rows, done, f"mean of {n_repeats} seeds ± half the 95 % interval (Student's t)" if n_repeats > 1 else "")
     if left_out:
-        below.append(f"left out for want of room: {', '.join(left_out)}; --wide shows all")
+        below.append(f"{_LEFT_OUT}: {', '.join(left_out)}; --wide shows all")
     right = [one.name for one in columns if one.right]
     lines = [[part.split("\n") for part in row] for row in zip(*(cells[name] for name in names), strict=True)]
     fastest = _best(rows)

@@ -249,8 +249,8 @@ def _here(
             experiment, spec, keep=kept[spec.index], progress=shown.bar.step, execution=execution,
             examine=examine,
         )  # fmt: skip
+        yield spec, outcome  # stored before it is counted
         shown.done(spec, outcome, begun + n_steps - shown.bar.done)  # a failed run has not reported all its steps
-        yield spec, outcome
 
 
 def _elsewhere(
@@ -259,8 +259,8 @@ def _elsewhere(
 ) -> Iterator[tuple[RunSpec, Outcome]]:  # fmt: skip
     with work_of(experiment, folder) as make:
         for spec, outcome in outcomes_of(specs, lambda spec: make(spec, kept[spec.index], examine), pool, known.now):
+            yield spec, outcome  # stored before it is counted
             shown.done(spec, outcome, len(experiment.workload(spec).steps))
-            yield spec, outcome
 
 
 _S_PER_LOOKUP = {"simpy": 50e-6, "native": 5e-6}  # lru; mean of the quickstart's policies

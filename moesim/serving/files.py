@@ -77,7 +77,8 @@ def read_requests(name: str, most: int | None = None) -> RequestFile:
     except TooLargeError as error:
         raise wrong(name, "a file of requests", why_not(error), SMALLER) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise wrong(name, "a file of requests", why_not(error), "check the path") from None
+        where = "" if path.is_absolute() or path.exists() else f", looked for from {Path.cwd()}"
+        raise wrong(name, "a file of requests", why_not(error) + where, "check the path") from None
     except csv.Error as error:
         raise wrong(name, "a table of requests", str(error), "check the path") from None
 

@@ -25,7 +25,7 @@ from moesim.core.student import student_t
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import NS_PER_S
 from moesim.errors import ConfigError
-from moesim.experiment.report import cost_notes, number, split_notes
+from moesim.experiment.report import cost_notes, in_short, number, split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.experiment.sweep import RunSpec
@@ -303,7 +303,7 @@ def table(found: Sequence[Capacity], asked: Asked, form: Format) -> str:
         f"{asked.seeds} seeds of {asked.requests} requests or more, at first none inside; interval of the mean: {method}",
         "times and tokens: at that load; where it is none, of one user alone",
         *([f"notes: {', '.join(shared)}"] if shared else []),
-        *cost_notes(done),
+        *in_short(cost_notes(done), "capacity.csv of --out lists"),
         *(f"failed: {one.policy}: {one.error}" for one in found if one.error),
     ]
     return render(names, cells, form, names[1:8]) + "\n" + ("\n\n" if form is Format.MD else "\n").join(notes) + "\n"

@@ -335,7 +335,8 @@ def find_trace(name_or_path: str | Path) -> Path:
     if text.endswith((SUFFIX, PARTS_SUFFIX)) or "/" in text or "\\" in text:
         if not (Path(text).is_file() or (Path(text) / MANIFEST).is_file()):
             got = "a folder without a recording" if Path(text).is_dir() else "nothing there"
-            raise TraceError(f"{text}: expected a trace file, got {got}; check the path")
+            where = "" if Path(text).is_absolute() else f", looked for from {Path.cwd()}"
+            raise TraceError(f"{text}: expected a trace file, got {got}{where}; check the path")
         return Path(text)
     folders = data_dirs("traces")
     for folder in folders:

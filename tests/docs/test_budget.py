@@ -15,11 +15,11 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 15_260,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; memory moves
-    "studies": 13_440,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
-    "trace": 10_189,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache
+    "studies": 13_453,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
+    "trace": 10_190,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache
     "live": 6_087,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 6_010,  # 4,300; latency by load, goodput, requests and slots over time; the best setting; texts never collide
-    "experiment": 5_152,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
+    "experiment": 5_159,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
     "cli": 3_660,  # with api 4,000; explore; parts, pastes, one screen, measured engines; capacity, schedulers
     "api": 2_110,  # engines; answers without a machine; capacity, requests of a result; league, papers, figures, replays
     "recorder": 3_435,
@@ -34,7 +34,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "serving": 3_070,  # arrivals, files of requests and of sessions, seven schedulers and one's own, KV cache in blocks, drafts
     TOP: 1_176,  # nearest names; KV cache of any policy
     CPP: 6_112,  # 5,600
-    TESTS: 66_120,  # 42,000; parts, pastes, answers, requests, sessions; words of pages, commands that guides open with
+    TESTS: 66_153,  # 42,000; parts, pastes, answers, requests, sessions; words of pages, commands that guides open with
 }
 
 

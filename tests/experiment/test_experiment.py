@@ -284,7 +284,11 @@ def test_a_charged_decision_time_is_an_assumption_and_costs_time(tmp_path: Path)
         ({"model": "mixtrall"}, MoesimError, "small.yaml: model: unknown model 'mixtrall'; did you mean 'mixtral-8x7b'?"),
         ({"hardware": "rtx"}, MoesimError, "small.yaml: hardware: unknown hardware profile 'rtx'"),
         ({"trace": "nothing"}, TraceError, "small.yaml: trace: unknown trace 'nothing'"),
-        ({"trace": "no/such.safetensors"}, TraceError, "small.yaml: trace: no/such.safetensors: expected a trace file"),
+        (
+            {"trace": "no/such.safetensors"},
+            TraceError,
+            "small.yaml: trace: no/such.safetensors: expected a trace file, got nothing there, looked for from /",
+        ),
         ({"workload": {"batch_size": 100}}, WorkloadError, "small.yaml: workload: expected 100 distinct requests"),
         (
             {"workload": {"micro_batches": 3}},

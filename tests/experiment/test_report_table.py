@@ -357,6 +357,8 @@ def test_notes_stand_once() -> None:
     short = result_table([row("lru", 1.0, notes=str(i)) for i in range(8)], Format.TABLE, notes=False).splitlines()
     assert short[-1] == "6 more notes: --notes shows them"
     assert short[-6] == ""
+    narrow = [row("a-policy-with-a-long-name", 4.0, i / 10, notes=str(i), source_label=str(i), batch_size=i) for i in range(8)]
+    assert result_table(narrow, Format.TABLE, notes=False).splitlines()[-1].startswith("left out for want of room: ")
 
 
 def test_what_changed_nothing_is_named() -> None:

@@ -64,6 +64,13 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_bytes(
     same(tmp_path / "whole", tmp_path / "broken")
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_is_stored_before_it_is_counted(jobs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("moesim.experiment.run._Shown.done", lambda *_: interrupt())
+    assert main(["run", str(write(tmp_path, **GRID)), "--out", str(tmp_path / "out"), "--jobs", jobs]) == 130
+    assert len(Store(tmp_path / "out").read()) == 1
+
+
 def test_an_extended_sweep_runs_what_is_new_only(counted: Counted, tmp_path: Path):
     assert run(write(tmp_path, **GRID), "out") == 0
     counted()

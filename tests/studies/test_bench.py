@@ -491,4 +491,6 @@ def test_one_paste_is_a_machine(tmp_path: Path):
     (tmp_path / "t.md").write_text(text)
     found = moesim.calibrate(tmp_path / "t.md", free=["gpu_read_rate"], name="mybox", progress=False)
     assert found.profile.name == "mybox" and "3060" in found.profile.machine["gpu"]
+    first = found.text().splitlines()[0]
+    assert first.startswith("machine: GeForce RTX 3060") and "cpu: cores as of" in first and "--hardware" in first
     assert found.bench is not None and found.bench.machine["cpu"] == "AMD Eng Sample: 100-000001243-50_Y"

@@ -12,6 +12,7 @@ import pytest
 import moesim
 from moesim.cli.main import main
 from moesim.errors import ConfigError, InputError
+from moesim.metrics.naming import NOT_VARIED
 from moesim.serving.requests import RequestRecord
 from moesim.serving.steps import Served
 from moesim.studies.capacity import WITHIN, Search, enclose, ended_per_s, estimate, judge
@@ -124,6 +125,7 @@ def test_users_of_two_policies(tmp_path: Path):
     assert all(trial.share >= 0.9 for trial in (*lru.at, *fiddler.at))
     text = found.text()
     assert "TTFT p50" in text and "tok/s" in text and "90 % within ttft_s: 3.0, tpot_s: 1.0" in text
+    assert "of which one value was used: capacity.csv of --out lists them" in text and NOT_VARIED not in text
     folder = found.save(tmp_path / "out")
     assert {"capacity.csv", "capacity.png", "capacity.txt"} <= {path.name for path in folder.iterdir()}
     assert small(tmp_path, users=True).rows == found.rows  # the same question has the same answer

@@ -20,7 +20,7 @@ from moesim.studies.advice.engines import Command, commands, describe, engines
 from moesim.studies.advice.others import Others, compare, routings
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.advice.recommend import Recommendation, recommend
-from moesim.studies.advice.screen import document, output, write_folder
+from moesim.studies.advice.screen import document, output, text, write_folder
 from moesim.studies.identify.model_error import shipped
 from moesim.testing.traces import synthetic_trace
 from tests.studies.recommend_kit import GIB, asked, four_layers, space_of
@@ -72,6 +72,11 @@ def test_each_engine_has_a_placement_or_a_reason(answer: Recommendation):
         assert (str(one.command) if one.command else one.engine.unknown) in page
     for why in answer.others.without.values():
         assert why in page
+    every = answer.setting.model.n_layers * answer.setting.model.n_experts
+    for one in (one for one in answer.others.placed if one.candidate.slots):  # a cache is on the GPU once it is full
+        assert f"{100 * one.candidate.slots / every:.0f} %" in next(
+            line for line in page.splitlines() if line.startswith(one.engine.name) and one.candidate.title in line
+        )
     values = document(answer)
     assert [one["placement"] for one in values["engines"]] == [one.candidate.title for one in answer.others.placed]
     assert [one["decode_tokens_per_s"]["value"] for one in values["engines"]] == speeds
@@ -312,3 +317,5 @@ def test_a_wrong_trace_is_said_in_one_line(trace: str, changes: dict[str, Any], 
 def test_two_gpus_are_compared_with_compare(trace: str):
     found = recommend(asked(trace, hardware="rtx3090x2-epyc7532"), all_engines=True, quick=True)
     assert found.command is not None and found.others is None and not json.loads(output(found, Format.JSON))["engines"]
+    assert "All engines are compared on a machine with one GPU; this one has 2." in text(found)
+    assert "not varied with several GPUs: PCIe, GPU, memory of a GPU" in text(found)

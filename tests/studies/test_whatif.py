@@ -454,6 +454,7 @@ def test_a_factor_of_a_whole_number_says_what_it_came_to(tmp_path: Path):
         "as it is", "batch x2 = batch 2", "batch +160% = batch 3", "cache x2 = cache 0.5 & batch x4 = batch 4", "batch 6",
     ]  # fmt: skip
     assert "batch x2 = batch 2" in table(lines, Format.TABLE)
+    assert "tok/s, batch 1" in table(lines[:1], Format.TABLE) and "tok/s, batch" not in table(lines, Format.TABLE)
     assert [record["setting"] for record in records(lines)][:2] == ["x2", "+160%"]
     assert [record["value"] for record in records(lines)][:2] == ["batch 2", "batch 3"]
 

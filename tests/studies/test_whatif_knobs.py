@@ -333,6 +333,7 @@ REFUSED = {
     "link.bandwith x2": "unknown knob 'link.bandwith'",
     "pcie gen9": "expected gen3, gen4, gen5, x1 to x16",
     "pcie x3": "expected gen3, gen4, gen5, x1 to x16",
+    "pcie x2": "expected 'pcie gen4x2' for 2 lanes or 'link.bytes_per_s x2' for a factor, got 'x2'",
     "cpu.memory 4->8": "expected 8 channels before the arrow",
     "cpu.memory fast": "expected modules such as 8xDDR5-4800",
     "cpu.memory 0": "expected at least one channel",
@@ -438,6 +439,13 @@ def test_threads_compute_in_proportion_and_read_until_the_memory_is_full(tmp_pat
         assert now["devices.cpu0.flops"] == pytest.approx(was["devices.cpu0.flops"] * threads / 6)
         assert now["devices.cpu0.memory_bytes_per_s"] == pytest.approx(rate * reads)
         assert machine(changed).machine["threads"] == str(threads)
+
+
+def test_shares_of_a_memory_stay_within_one(tmp_path: Path):
+    server = base(tmp_path, hardware="2x RTX 4090 + EPYC 9354 + 12x32 DDR5-4800")
+    assert server.profile.numbers["contention.0.a_rate"].interval[1] == 1
+    found = machine(vary(server, "link.bytes_per_s x0.5")).numbers["contention.0.a_rate"]
+    assert found.interval is not None and found.value < 1 == found.interval[1]
 
 
 def test_bits_are_of_experts_and_of_the_rest(tmp_path: Path):

@@ -63,7 +63,11 @@ def text(answer: Recommendation, form: Format = Format.TABLE, *, long: bool = Fa
     found = "\n".join(part for part in (*above, table, *below, _long(answer) if long else "") if part)
     if form is Format.MD:
         found = f"```text\n{found}```\n" + ("\n![speed over --n-cpu-moe by context](curve.png)\n" if pictured else "")
-    return found + ("\n" + _all_engines(answer, form) if answer.all_engines and answer.others is not None else "")
+    if not answer.all_engines:
+        return found
+    n = len(answer.setting.gpus)
+    why = _wrapped(f"All engines are compared on a machine with one GPU; this one has {n}.", "  ")
+    return found + "\n" + (why if answer.others is None else _all_engines(answer, form))
 
 
 def _wrapped(line: str, indent: str = "") -> str:
@@ -180,6 +184,7 @@ def _gains(answer: Recommendation) -> str:
     lines = [f"  {one.change:<{wide}}  decode {_percent(one.decode):>6}{_of_prompt(one)}{_moved(one)}" for one in some]
     of = "" if all(one.prompt is not None for one in answer.gains) else " for decoding"  # prompts were not simulated
     lines += [f"  no gain{of}: {'; '.join(none)}"] if none else []
+    lines += ["  not varied with several GPUs: PCIe, GPU, memory of a GPU"] if len(answer.setting.gpus) > 1 else []
     return "".join(_wrapped(line, "    ") for line in ["would help" if some else "would not help", *lines])
 
 
@@ -234,13 +239,14 @@ def _all_engines(answer: Recommendation, form: Format) -> str:
     others, setting = answer.others, answer.setting
     assert others is not None
     asked, every = setting.asked, setting.model.n_layers * setting.model.n_experts
+    on_gpu = [max(one.candidate.gpu_experts, one.candidate.slots) for one in others.placed]  # once caches are full
     rows = [
         [
-            one.engine.name, placement(one), f"{100 * one.candidate.gpu_experts / every:.0f} %", gib(one.candidate.gpu_bytes),
+            one.engine.name, placement(one), f"{100 * n / every:.0f} %", gib(one.candidate.gpu_bytes),
             gib(one.candidate.host_bytes), digits(asked.batch * asked.prompt / one.prompt.value, 2), _range(one.decode),
             f"{one.ratio:.2f}",
         ]
-        for one in others.placed
+        for one, n in zip(others.placed, on_gpu, strict=True)
     ]  # fmt: skip
     also = f"; intervals cover {' and '.join(one.label for one in others.also)}" if others.also else ""
     why = f" ({others.routing.why})" if others.routing.why else ""

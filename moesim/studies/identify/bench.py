@@ -229,7 +229,7 @@ def _check_simulated(fields: Mapping[str, Any]) -> None:
     names, chosen = list(pairs(str(fields.get("gpu_info") or ""))), str(fields.get("devices") or "auto")
     n_gpus = len(split) or (len(names) if chosen in ("auto", "none") else len(re.split("[/,]", chosen)))
     if n_gpus > 1 and str(fields.get("split_mode")) != "none" and ngl > 0:
-        raise NotUsableError(f"{n_gpus} GPUs: constants are identified from rows of one")
+        raise NotUsableError(f"{n_gpus} GPUs: constants are identified from rows of one; measure with -sm none")
 
 
 def _check_cache(fields: Mapping[str, Any], spec: ModelSpec, n_tokens: int) -> None:

@@ -158,7 +158,17 @@ def text(found: Identified, lines: Sequence[NextLine], form: Format) -> str:
     constants = constants_table(found, form)
     if form.for_programs:
         return constants
-    return constants + "\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, lines))
+    tables = f"{_machine_line(found)}{constants}\n{rows_table(found, form)}\n"
+    return tables + "".join(f"{one}\n" for one in remarks(found, lines))
+
+
+def _machine_line(found: Identified) -> str:
+    """Say first which parts were assumed, as the constants begin at their rates."""
+    machine = found.profile.machine
+    if not machine.get("assumed"):
+        return ""
+    parts = " + ".join(machine[key] for key in ("gpu", "cpu", "memory") if machine.get(key))
+    return f"machine: {parts}; assumed: {machine['assumed']}; name what differs: --hardware 'GPU + CPU + RAM'\n\n"
 
 
 def constants_table(found: Identified, form: Format) -> str:

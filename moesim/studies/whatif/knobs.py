@@ -65,6 +65,9 @@ def parse_pcie(setting: Setting, was: tuple[int, int]) -> tuple[int, int]:
     if gen not in PCIE or lanes not in _LANES:
         known = ", ".join(f"gen{one}" for one in PCIE)
         raise ConfigError(f"--vary {setting}: expected {known}, x1 to x16, or both as gen5x16, got '{setting.text}'")
+    if lanes < 8 and setting.factor() is not None:  # x8 and x16 are slots, but of other knobs x2 is a factor
+        wanted = f"'pcie gen{gen}x{lanes}' for {lanes} lanes or 'link.bytes_per_s x{lanes}' for a factor"
+        raise ConfigError(f"--vary {setting}: expected {wanted}, got '{setting.text}'")
     return gen, lanes
 
 

@@ -210,7 +210,8 @@ def changed_number(profile: HardwareProfile, key: str, value: Any, told: Told) -
     before = profile.numbers[key]
     found, here = told.number(value, before.source), before.value
     if before.interval and isinstance(value, int | float) and isinstance(here, int | float) and here:
-        found["interval"] = [end * value / here for end in before.interval]  # as sure as it was
+        ends = [end * value / here for end in before.interval]  # as sure as it was
+        found["interval"] = [min(1.0, end) for end in ends] if key.endswith("_rate") else ends  # nothing keeps more than its rate
     return {key: found}
 
 

@@ -43,7 +43,9 @@ def table(lines: Sequence[Line], form: Format, small: bool = False) -> str:
     """Write varied settings."""
     if form.for_programs:
         return render_records(records_of(lines, small), form)
-    head = ["policy", "what if", "tok/s", "change", "TTFT", "change", "limited by", "next limit on this way", "label"]
+    batches = {line.shot.row.get("batch_size") for line in lines}
+    speed = f"tok/s, batch {batches.pop()}" if len(batches) == 1 else "tok/s"
+    head = ["policy", "what if", speed, "change", "TTFT", "change", "limited by", "next limit on this way", "label"]
     cells = [_cells(line) for line in lines]
     inexact = any(_fresh(line).endswith("*") for line in lines)
     if inexact:
