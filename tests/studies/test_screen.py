@@ -347,3 +347,11 @@ def test_what_is_wrong_is_said_in_one_line(changes: dict[str, Any], expected: st
     with pytest.raises(InputError) as caught:
         recommend(asked(**changes))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_pages_that_are_read_again_are_named_under_the_command():
+    found = recommend(Asked("gpt-oss-120b", "RTX 4070 + Ryzen 7 5700X + 48GB DDR4-3600"), quick=True)
+    assert found.point is not None and found.point.host_bytes > found.setting.ram_bytes
+    assert "RAM lacks" in found.paging and "RAM lacks" in "".join(text(found).splitlines(keepends=True)[:6])
+    short = recommend(Asked("gpt-oss-120b", "RTX 4070 + Ryzen 7 5700X + 32GB DDR4-3600"), quick=True)
+    assert short.command is None and short.fits_with.startswith("64 GiB")  # 48 GiB would read pages again

@@ -42,6 +42,7 @@ class Recommendation:
     doubt: str = ""  # why it is not sure that the engine can run it
     fits_with: str = ""  # memory with which it would fit, where it does not
     point: Point | None = None  # llama.cpp's setting
+    paging: str = ""  # why pages of its file are read again from the disk
     # decode, begin, prompt: tokens/s of the batch with the context full, after the prompt alone, and of the prompts
     decode: Speed | None = None
     begin: Speed | None = None
@@ -159,7 +160,7 @@ def _of_llama_cpp(llama: LlamaCpp, engine: Engine, *, quick: bool) -> Recommenda
     command = next(each for each in commands(one, setting) if each.engine == engine.name)
     begin = llama.points([(best.place, setting.asked.prompt)])[0].decode
     return Recommendation(
-        setting, engine, command, describe(one, setting), point=best, decode=best.decode, begin=begin,
+        setting, engine, command, describe(one, setting), point=best, paging=llama.paging(best), decode=best.decode, begin=begin,
         prompt=llama.prompt(best.place), limits=llama.limits(best.place, best.context), points=llama.table(),
         gains=list(llama.gains(prompts=not quick)), quants=quants, ubatches=llama.by_ubatch(),
     )  # fmt: skip

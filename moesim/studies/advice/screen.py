@@ -96,6 +96,8 @@ def _command(answer: Recommendation) -> str:
     first = f"  {joined}\n"
     if answer.doubt:
         first += _wrapped(f"  {answer.doubt}", "  ")
+    if answer.paging:
+        first += _wrapped(f"  {answer.paging}", "  ")
     if answer.command.condition:
         first += _wrapped(f"  if {answer.command.condition}", "  ")
     return first
@@ -116,7 +118,7 @@ def _nothing_fits(answer: Recommendation) -> str:
     context = answer.setting.context
     if answer.doubt:
         return _wrapped(f"{answer.misfit}: --engine names another", "  ")
-    fits = [one for one in answer.quants if one.point is not None]
+    fits = [one for one in answer.quants if one.point is not None and not one.paging]
     lines = _wrapped(f"It does not fit with {context:,} tokens: {answer.misfit}.", "  ")
     if fits:
         lines += _wrapped(f"{fits[0].name} would ({gib(fits[0].n_bytes)}): --bits {fits[0].name}", "  ")
@@ -207,7 +209,7 @@ def _quants(answer: Recommendation) -> str:
 def _best_of(one: Quant) -> str:
     if one.point is None:
         return f"does not fit: {one.misfit.partition(':')[0]}"
-    return f"{_range(one.point.decode)} tokens/s, {one.point.place.title}"
+    return f"{_range(one.point.decode)} tokens/s, {one.point.place.title}{', pages read again' if one.paging else ''}"
 
 
 def _other(answer: Recommendation) -> str:
@@ -364,7 +366,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
         "engine": answer.engine.name, "checked": answer.engine.checked,
         "command": None if command is None else str(command), "condition": "" if command is None else command.condition,
         "what": answer.what, "misfit": answer.misfit,
-        "fits_with": answer.fits_with, "doubt": answer.doubt, "context": setting.context,
+        "fits_with": answer.fits_with, "paging": answer.paging, "doubt": answer.doubt, "context": setting.context,
         "decode_tokens_per_s": _plain(answer.decode), "decode_tokens_per_s_after_prompt": _plain(answer.begin),
         "prompt_tokens_per_s": _plain(answer.prompt), "first_token_s": _plain(answer.first_token_s),
         "limits": dict(answer.limits), "level": LEVEL, "model_error": shipped_rows(),
