@@ -232,6 +232,17 @@ def unknown_part(text: str, *kinds: type[Part]) -> str:
     )
 
 
+def with_others(text: str) -> str | None:
+    """Write a part alone as a machine with places for the other parts; None if it is none."""
+    try:
+        gpu, cpu = find_gpu(counted(text)[1]), find_cpu(text)
+    except HardwareError:  # several have the name
+        return f"{text} + CPU + RAM"
+    if gpu is None and cpu is None:
+        return None
+    return f"{text} + CPU + RAM" if gpu is not None else f"GPU + {text} + RAM"
+
+
 def counted(text: str) -> tuple[int, str]:
     """Split ``2x rtx 3090`` into number and name."""
     found = re.fullmatch(r"\s*(\d{1,2})\s*x\s+(.*\S)\s*|\s*(\d{1,2}) ?x ?([a-zA-Z].*\S)\s*", text)

@@ -416,15 +416,25 @@ def _part(name: str) -> Callable[[Base, Setting], Changed]:
 
     def apply(base: Base, setting: Setting) -> Changed:
         try:
-            raw = base.machine({f"parts.{name}": setting.text})
+            raw = base.machine({f"parts.{name}": _memory_text(base, setting.text) if name == "ram" else setting.text})
             found = load_hardware(raw["hardware"], f"--vary {setting}", raw.get("engine"))
         except HardwareError:
             if "parts" in _parts_of(base):
                 raise
             return _without_parts(name, base, setting)
+        if name == "pcie" and (link := found.machine.get("link")) == base.profile.machine.get("link"):
+            return Changed(raw, None, (), f"the link stays {link}: card, processor and board allow no more")
         return Changed(raw, None, tuple(found.numbers), f"{found.machine.get(name, setting.text)}; the rest as it is")
 
     return apply
+
+
+def _memory_text(base: Base, text: str) -> str:
+    """Add the kind and speed of the machine's memory where a text has neither."""
+    if re.search(r"(?i)ddr|dimm|\d{4,5}", text):
+        return text
+    found = re.search(r"(?i)\b(?:lp)?ddr\dx?(?:[- ]?\d{4,5})?\b", base.profile.machine.get("memory", ""))
+    return f"{text} {found[0]}" if found else text
 
 
 def _parts_of(base: Base) -> Mapping[str, Any]:
