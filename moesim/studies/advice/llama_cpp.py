@@ -339,13 +339,13 @@ class LlamaCpp:
         """Compare quantisations of a model whose file does not decide."""
         asked = self.setting.asked
         base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
-        if asked.gguf is not None or not is_open(load_model(asked.model, PLACE)):
+        if asked.gguf is not None or not is_open(plain := load_model(asked.model, PLACE)):
             return []
         found = []
         for name in dict.fromkeys((*QUANTS, self.setting.quant)):
             if not name:
                 continue
-            ref = base | read_bits(name, PLACE)[0]
+            ref = base | read_bits(name, PLACE, plain)[0]
             model = load_model(ref, PLACE)
             other = self.with_setting(model=model, model_ref=ref, quant=name)
             why = "" if other.best is not None else other.misfit(self.setting.context)

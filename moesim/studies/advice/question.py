@@ -173,7 +173,7 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
     if not quant:
         return plain, asked.model, ""
     base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
-    ref = base | read_bits(quant, f"{PLACE}: --bits")[0]
+    ref = base | read_bits(quant, f"{PLACE}: --bits", plain)[0]
     return load_model(ref, f"{PLACE}: --model"), ref, quant if quant.upper() in QUANTS else ""
 
 

@@ -18,6 +18,7 @@ from moesim.hardware import HardwareProfile, hardware_names, load_hardware
 from moesim.hardware.read import is_number, type_at
 from moesim.hardware.schema import LANE
 from moesim.hardware.types import Device
+from moesim.model import load_model
 from moesim.studies.identify.observations import read_bits
 from moesim.studies.whatif.machines import (
     ONE,
@@ -488,10 +489,10 @@ experiments/validation/public_sweeps.csv) and 10 (Q4_0, Zen 4, ik_llama.cpp#54).
 
 def _bits(base: Base, setting: Setting) -> Changed:
     """Quantise experts and the rest."""
-    chosen = read_bits(setting.text, f"--vary {setting}")
+    model = base.raw["model"]
+    chosen = read_bits(setting.text, f"--vary {setting}", load_model(model, f"--vary {setting}"))
     if len(chosen) != 1 or not chosen[0]:
         raise ConfigError(f"--vary {setting}: expected one choice of bits, got '{setting.text}'; give one")
-    model = base.raw["model"]
     raw = {**base.raw, "model": {**(model if isinstance(model, Mapping) else {"base": model}), **chosen[0]}}
     return Changed(raw, None)
 
