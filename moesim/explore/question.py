@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import yaml
 
-from moesim.errors import CapacityError, ConfigError
+from moesim.errors import CapacityError, ConfigError, MoesimError
 from moesim.experiment.routing import choose_traces
 from moesim.hardware.engines import OWN
+from moesim.model import load_model
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import commands
 from moesim.studies.advice.llama_cpp import LlamaCpp, Place, Point, Speed
-from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Setting, look_up
+from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Setting, look_up, usual_bits
 from moesim.studies.advice.recommend import candidate_of
 from moesim.trace.made import ASSUMED, EVEN, MADE
 
@@ -94,6 +95,14 @@ def _key(question: Question) -> tuple[tuple[str, Any], ...]:
     """Return what `look_up` depends on."""
     kept = asdict(question)
     return tuple((name, kept[name]) for name in kept if name not in ("system", "engine", "n_cpu_moe", "cache"))
+
+
+def bits_of(question: Question) -> str:
+    """Return the usual bits of the model, which may have been chosen anew; those of the question of one that is not known."""
+    try:
+        return usual_bits(load_model(question.model, PLACE))
+    except MoesimError:
+        return question.bits
 
 
 def setting_of(question: Question) -> Setting:

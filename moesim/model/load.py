@@ -93,7 +93,7 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
     if "/" in source or "\\" in source:
         return _load_file(Path(source))
     if len(meant := _meant(source)) == 1:
-        note(f"{place}: '{source}' taken as {meant[0]}")
+        _say_meant(source, meant[0])
         return _listed_model(meant[0])
     message = unknown_name("model", source, model_names(), "moesim list models")
     if meant:
@@ -137,6 +137,12 @@ def _meant(source: str) -> list[str]:
     known = {name: (name, *entry["aliases"]) for name, entry in _listed().items()}
     same = [name for name, spelt in known.items() if typed in map(_letters, spelt)]
     return same or [name for name, spelt in known.items() if any(typed in _beginnings(one) for one in spelt)]
+
+
+@cache
+def _say_meant(source: str, name: str) -> None:
+    """Say once which name a spelling was taken for."""
+    note(f"model '{source}' taken as {name}")
 
 
 def _beginnings(name: str) -> set[str]:

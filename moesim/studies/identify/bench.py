@@ -47,9 +47,7 @@ class Bench:
             more = f" and {len(places) - 4} more" if len(places) > 4 else ""
             said.append(f"skipped {', '.join(places[:4])}{more}: {reason}")
         if "RPC" in self.group.get("backend", ""):
-            said.append(
-                f"backend {self.group['backend']}: no row names a server of RPC, so all GPUs are of this machine"
-            )
+            said.append(f"backend {self.group['backend']}: no row names a server of RPC, so all GPUs are of this machine")
         return said
 
 
