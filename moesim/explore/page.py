@@ -482,7 +482,8 @@ def _answered(found: Answer, question: Question) -> str:
     first, rest = ("".join(f"<li>{escape(note)}</li>" for note in some if note) for some in (found.notes[:2], found.notes[2:]))
     return (
         f'<div class="speed"><div><div class="big"><span data-speed>{digits(found.decode.value, 3)}</span>'
-        f"<small>tokens/s{many}</small></div><p>decoding after a prompt of {question.prompt:,}; a real machine: "
+        f"<small>tokens/s{many}</small></div><p>decoding after a prompt of {question.prompt:,}, with room for "
+        f"{question.context:,} tokens; a real machine: "
         f"{drawing.between(found.decode)} (90 %)</p></div>"
         f'<div><div class="next">{digits(found.prompt.value, 3)}<small>tokens/s</small></div>'
         f"<p>prompt, {drawing.between(found.prompt)}; first token after {digits(found.first_token_s, 2)} s</p></div></div>"

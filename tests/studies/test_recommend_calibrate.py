@@ -107,3 +107,8 @@ def test_upgrades_may_be_of_what_no_observed_row_depends_on(answer: Recommendati
     gains = {one.change: one for one in llama.gains()}
     assert gains["PCIe twice as fast"].prompt is not None and gains["PCIe twice as fast"].prompt > 1.2
     assert gains["RAM 1.5 times as fast"].decode > 1.2
+
+
+def test_what_was_measured_is_not_asked_for_again(answer: Recommendation):
+    assert answer.point is not None and answer.point.place.number != 48
+    assert f"-ncmoe {answer.point.place.number} -p" in text(answer), "48 was observed"
