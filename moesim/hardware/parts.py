@@ -252,8 +252,8 @@ def counted(text: str) -> tuple[int, str]:
 RATE: Final = re.compile(r"\d[\d.]*\s*[kKMGT]?i?B/s", re.IGNORECASE)
 _LINKS: Final = r"\bpcie?\b|\bpci-?e|\bgen ?\d|thunderbolt|oculink|usb ?4|nvlink|\b[abx][34][2357]0\b"
 _KINDS: Final = (
-    ("ram", r"\b(?:lp)?ddr\d|\bm(?:r|cr)dimm\b|^\d+ ?gi?b\b|^\d+ ?x ?\d+ ?g|\bram\b"), ("pcie", _LINKS),
-    ("disk", r"nvme|\bssd\b|\bsata\b|\bhdd\b|\bqlc\b|hard ?disk"),
+    ("ram", r"\b(?:lp)?ddr\d|\bm(?:r|cr)dimm\b|^\d+ ?gi?b\b|^\d+ ?x ?\d+ ?g|\bram\b"),
+    ("disk", r"nvme|\bssd\b|\bsata\b|\bhdd\b|\bqlc\b|hard ?disk"), ("pcie", _LINKS),
     ("os", r"^(?:windows|win ?1[01]|linux|ubuntu|macos|wsl2?|cuda|hip|rocm|vulkan|metal|sycl)\b"),
 )  # fmt: skip
 """Words by which parts other than GPU and CPU are known."""

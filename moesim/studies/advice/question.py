@@ -113,6 +113,8 @@ class Setting:
 def look_up(asked: Asked, folder: Path) -> Setting:
     """Look everything up but the routing."""
     context = asked.room
+    if asked.model is None:
+        raise ConfigError(f"{PLACE}: --model: expected a model, got none; name it, or give --calibrate a file that does")
     if asked.hardware is None:
         raise ConfigError(f"{PLACE}: --hardware: expected a machine, got none; name it, or give --calibrate a file that does")
     if context < asked.prompt + asked.decode:

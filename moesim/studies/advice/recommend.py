@@ -12,6 +12,7 @@ import yaml
 
 from moesim.core.files import write_bytes
 from moesim.core.progress import telling
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import load_hardware
 from moesim.hardware.engines import same_engine
@@ -131,6 +132,12 @@ def _speeds(file: Path, asked: Asked) -> tuple[Bench, Asked]:
         if not isinstance(asked.model, str) or asked.gguf is not None:
             raise
         bench = read_speeds(file, [asked.model], machine)  # rows that do not say what they are of
+    if asked.model is None:
+        named = list(dict.fromkeys(row.model for row in bench.rows))
+        if len(named) != 1:
+            got = f"expected one, as the speeds are of {', '.join(named)}; name it"
+            raise ConfigError(f"{PLACE}: --model: {got}")
+        asked = replace(asked, model=read_yaml_value(named[0], f"{file}: model") if named[0].startswith("{") else named[0])
     if machine is None and not bench.machine:
         raise ConfigError(f"{PLACE}: {file}: expected lines that name GPU or CPU, got none; name the machine with --hardware")
     return bench, asked if machine is not None else replace(asked, hardware={"parts": dict(bench.machine)})
