@@ -296,6 +296,8 @@ def _sure(answer: Recommendation) -> str:
     )
     assumed = answer.setting.hardware.machine.get("assumed", "")
     lines = [f"assumed: {assumed}"] if assumed else []
+    if answer.point is not None and any(one.role == "storage" for one in answer.setting.hardware.devices.values()):
+        lines.append("the disk is left out: llama.cpp computes from RAM")
     lines += [f"how sure: intervals of {100 * LEVEL:.0f} %; {measured}. Rests on {rates(answer)}."]
     bench = None if answer.identified is None else answer.identified.bench
     if bench is not None:
