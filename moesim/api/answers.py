@@ -50,7 +50,7 @@ class Advice(Answer, Recommendation):
 
 @checked("recommend", vram="size", ram="size", batch="count", prompt="count", decode="count", context="count", jobs="count")
 def recommend(
-    model: str | Path | Mapping[str, Any] | ModelSpec,
+    model: str | Path | Mapping[str, Any] | ModelSpec | None = None,
     hardware: str | Path | Mapping[str, Any] | HardwareProfile | None = None, *,
     engine: str = ENGINE, vram: str | None = None, ram: str | None = None, bits: str = "", context: int | None = None,
     batch: int = 1, prompt: int = 512, decode: int = 128, calibrate: str | Path | None = None, all_engines: bool = False,
@@ -61,8 +61,8 @@ def recommend(
 
     Parameters
     ----------
-    model : str, Path, mapping or ModelSpec
-        As of `moesim.load_model`.
+    model : str, Path, mapping or ModelSpec, optional
+        As of `moesim.load_model`; default: the one that the observed speeds name.
     hardware : str, Path, mapping or HardwareProfile, optional
         As of `moesim.load_hardware`, such as ``"RTX 3060 + Ryzen 5 5600 + 64GB DDR4-3200"``; default: the parts that the
         observed speeds name.
@@ -107,7 +107,7 @@ def recommend(
     """
     machine = None if hardware is None else written(hardware, "recommend: hardware")
     asked = Asked(
-        written(model, "recommend: model"), machine, vram, ram, bits, batch, prompt, decode, context,
+        None if model is None else written(model, "recommend: model"), machine, vram, ram, bits, batch, prompt, decode, context,
         None if trace is None else str(trace), hit_rate, engine,
     )  # fmt: skip
     from moesim.studies.advice.recommend import recommend as search  # SciPy takes most of a second to import

@@ -313,7 +313,8 @@ def league(
         check_own_folder(folder, "league")
     chosen = {} if hardware is None else {"hardware": written(hardware, "league: hardware")}
     if isinstance(model, str):
-        bits = read_bits(usual_bits(load_model(model, "league: model")), "league: model")[0]
+        plain = load_model(model, "league: model")
+        bits = read_bits(usual_bits(plain), "league: model", plain)[0]
         chosen["model"] = {"base": model, **bits}
     elif model is not None:
         chosen["model"] = written(model, "league: model")

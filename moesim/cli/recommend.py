@@ -16,7 +16,13 @@ from moesim.core.text import say
 
 
 def recommend(
-    model: Annotated[str, typer.Option(help="Name, path of a config.json, folder or GGUF file, or {base: NAME, field: value}.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Name, path of a config.json, folder or GGUF file, or {base: NAME, field: value}.",
+            show_default="that of --calibrate",
+        ),
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +71,7 @@ def recommend(
     from moesim.studies.advice.screen import output
 
     answer = search(
-        name_or_mapping(model, "recommend: --model"),
+        None if model is None else name_or_mapping(model, "recommend: --model"),
         None if hardware is None else name_or_mapping(hardware, "recommend: --hardware"), engine=engine,
         vram=vram, ram=ram, bits=bits, batch=batch, prompt=prompt, decode=decode, context=context, trace=trace, hit_rate=hit_rate,
         calibrate=calibrate, all_engines=all_engines, quick=quick, jobs=jobs,

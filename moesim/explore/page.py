@@ -24,6 +24,7 @@ from moesim.explore.question import (
     LLAMA_CPP,
     PROMPTS,
     Question,
+    bits_of,
     command_of,
     llama_of,
     python_of,
@@ -90,12 +91,12 @@ class Page:
         asked = self.question
         _heading("Model")
         self._select("Model", model_names(), "model")
-        self._select("Bits per weight", list(QUANTS), "bits", new=True)
+        self.bits = self._select("Bits per weight", list(QUANTS), "bits")
         _heading("Machine")
         self.kind = ui.toggle([_PARTS, _PROFILE], value=_PARTS, on_change=self._machine).props("no-caps dense spread")
         with ui.column().classes("w-full gap-1") as self.of_parts:
-            self._select("GPU", [one.name for one in parts_of(Gpu)], "gpu", new=True)
-            self._select("CPU", [one.name for one in parts_of(Cpu)], "cpu", new=True)
+            self._select("GPU", [one.name for one in parts_of(Gpu)], "gpu")
+            self._select("CPU", [one.name for one in parts_of(Cpu)], "cpu")
             self._text("RAM", "ram", "all channels filled")
             self._text("PCIe", "pcie", "what card and processor allow")
         self.profile = self._select("Profile of a machine", hardware_names(), "profile")
@@ -118,13 +119,21 @@ class Page:
         _Slider("Prompt", PROMPTS, PROMPTS.index(asked.prompt), lambda n: self.change(prompt=n), tokens, at_end=True)
         _Slider("Answer", ANSWERS, ANSWERS.index(asked.answer), lambda n: self.change(answer=n), tokens, at_end=True)
 
-    def _select(self, label: str, options: Sequence[str], name: str, *, new: bool = False) -> ui.select:
+    def _select(self, label: str, options: Sequence[str], name: str) -> ui.select:
+        """Make a list that takes other texts, too: with Enter, and when it is left; an unknown name is answered with its hint."""
         value = getattr(self.question, name)
         known = list(dict.fromkeys([*([value] if value else []), *options]))
         chosen = ui.select(
-            known, value=value or None, label=label, with_input=True, new_value_mode="add-unique" if new else None,
+            known, value=value or None, label=label, with_input=True, new_value_mode="add-unique",
             on_change=lambda event: self.change(**{name: event.value or ""}),
         )  # fmt: skip
+
+        def leave(event: Any) -> None:
+            text = str(event.args or "").strip()
+            if text and text != chosen.value:
+                chosen.set_options(list(dict.fromkeys([*chosen.options, text])), value=text)
+
+        chosen.on("blur", leave, js_handler="(event) => emit(event.target.value)")
         return chosen.props('outlined dense options-dense input-debounce="0"').classes("w-full")
 
     def _text(self, label: str, name: str, left_out: str) -> None:
@@ -147,8 +156,11 @@ class Page:
         asked = replace(self.question, **changes)
         if any(name in changes for name in ("model", "gpu", "profile")):
             asked = replace(asked, n_cpu_moe=None)
+        if "model" in changes:
+            asked = replace(asked, bits=bits_of(asked))
         if asked != self.question:
             self.question = asked
+            self.bits.value = asked.bits or None
             await self.refresh()
 
     # The answer
@@ -470,7 +482,8 @@ def _answered(found: Answer, question: Question) -> str:
     first, rest = ("".join(f"<li>{escape(note)}</li>" for note in some if note) for some in (found.notes[:2], found.notes[2:]))
     return (
         f'<div class="speed"><div><div class="big"><span data-speed>{digits(found.decode.value, 3)}</span>'
-        f"<small>tokens/s{many}</small></div><p>decoding after a prompt of {question.prompt:,}; a real machine: "
+        f"<small>tokens/s{many}</small></div><p>decoding after a prompt of {question.prompt:,}, with room for "
+        f"{question.context:,} tokens; a real machine: "
         f"{drawing.between(found.decode)} (90 %)</p></div>"
         f'<div><div class="next">{digits(found.prompt.value, 3)}<small>tokens/s</small></div>'
         f"<p>prompt, {drawing.between(found.prompt)}; first token after {digits(found.first_token_s, 2)} s</p></div></div>"

@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import yaml
 
-from moesim.errors import CapacityError, ConfigError
+from moesim.errors import CapacityError, ConfigError, MoesimError
 from moesim.experiment.routing import choose_traces
 from moesim.hardware.engines import OWN
+from moesim.model import load_model
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import commands
 from moesim.studies.advice.llama_cpp import LlamaCpp, Place, Point, Speed
-from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Setting, look_up
+from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Setting, look_up, usual_bits
 from moesim.studies.advice.recommend import candidate_of
 from moesim.trace.made import ASSUMED, EVEN, MADE
 
@@ -96,6 +97,14 @@ def _key(question: Question) -> tuple[tuple[str, Any], ...]:
     return tuple((name, kept[name]) for name in kept if name not in ("system", "engine", "n_cpu_moe", "cache"))
 
 
+def bits_of(question: Question) -> str:
+    """Return the usual bits of the model, which may have been chosen anew; those of the question of one that is not known."""
+    try:
+        return usual_bits(load_model(question.model, PLACE))
+    except MoesimError:
+        return question.bits
+
+
 def setting_of(question: Question) -> Setting:
     """Look up model and machine."""
     return _setting(_key(question))
@@ -164,7 +173,8 @@ def _routing(model: str, workload: str, policy: str) -> tuple[Any, str]:
     asked, written = json.loads(workload), json.loads(policy)
     sizes = {"requests": asked["batch_size"], "prompt": asked["prompt_tokens"], "decode": asked["decode_tokens"]}
     if asked["batch_size"] == 1 and _routing_free(written):
-        return {MADE: EVEN, **sizes}, "routing: makes no difference to decoding here; a prompt is assumed to use experts evenly"
+        words = "a prompt is assumed to use all experts evenly; recommend, which assumes preferences, finds some per cent more"
+        return {MADE: EVEN, **sizes}, f"routing: makes no difference to decoding here; {words}"
     raw: dict[str, Any] = {
         "model": json.loads(model), "hardware": "rtx3090-epyc7532", "workload": asked, "cache": {"ratio": 1.0},
         "policies": [written],

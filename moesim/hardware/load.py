@@ -17,7 +17,7 @@ from moesim.core.text import explain
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
 from moesim.hardware.engines import MACHINE, OWN, check_engine, of_the_machine, same_engine, with_engine
-from moesim.hardware.parts import named_part, read_parts
+from moesim.hardware.parts import named_part, read_parts, with_others
 from moesim.hardware.read import flatten, override, override_one, read_yaml, sourced, validate, with_sources
 from moesim.hardware.short import DOTTED, FOR, PARTS, TYPED, retyped, whole_form
 from moesim.hardware.types import HardwareProfile
@@ -228,6 +228,8 @@ def _named(text: str, by_path: bool, place: str) -> Path:
         if file is not None:
             raise HardwareError(f"{place}: unknown hardware profile '{text}'; for the file write '{file}'")
         parts = 'or name parts: "GPU + CPU + RAM" (`moesim list parts`)'
+        if (written := with_others(text)) is not None:
+            raise HardwareError(f"{place}: expected a machine, got a part of one; write '{written}' (`moesim list parts`)")
         raise HardwareError(f"{place}: {unknown_name('hardware profile', text, known, 'moesim list hardware')}, {parts}")
     return known[text]
 

@@ -232,6 +232,17 @@ def unknown_part(text: str, *kinds: type[Part]) -> str:
     )
 
 
+def with_others(text: str) -> str | None:
+    """Write a part alone as a machine with places for the other parts; None if it is none."""
+    try:
+        gpu, cpu = find_gpu(counted(text)[1]), find_cpu(text)
+    except HardwareError:  # several have the name
+        return f"{text} + CPU + RAM"
+    if gpu is None and cpu is None:
+        return None
+    return f"{text} + CPU + RAM" if gpu is not None else f"GPU + {text} + RAM"
+
+
 def counted(text: str) -> tuple[int, str]:
     """Split ``2x rtx 3090`` into number and name."""
     found = re.fullmatch(r"\s*(\d{1,2})\s*x\s+(.*\S)\s*|\s*(\d{1,2}) ?x ?([a-zA-Z].*\S)\s*", text)
@@ -241,8 +252,8 @@ def counted(text: str) -> tuple[int, str]:
 RATE: Final = re.compile(r"\d[\d.]*\s*[kKMGT]?i?B/s", re.IGNORECASE)
 _LINKS: Final = r"\bpcie?\b|\bpci-?e|\bgen ?\d|thunderbolt|oculink|usb ?4|nvlink|\b[abx][34][2357]0\b"
 _KINDS: Final = (
-    ("ram", r"\b(?:lp)?ddr\d|\bm(?:r|cr)dimm\b|^\d+ ?gi?b\b|^\d+ ?x ?\d+ ?g|\bram\b"), ("pcie", _LINKS),
-    ("disk", r"nvme|\bssd\b|\bsata\b|\bhdd\b|\bqlc\b|hard ?disk"),
+    ("ram", r"\b(?:lp)?ddr\d|\bm(?:r|cr)dimm\b|^\d+ ?gi?b\b|^\d+ ?x ?\d+ ?g|\bram\b"),
+    ("disk", r"nvme|\bssd\b|\bsata\b|\bhdd\b|\bqlc\b|hard ?disk"), ("pcie", _LINKS),
     ("os", r"^(?:windows|win ?1[01]|linux|ubuntu|macos|wsl2?|cuda|hip|rocm|vulkan|metal|sycl)\b"),
 )  # fmt: skip
 """Words by which parts other than GPU and CPU are known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from moesim.core.gate import JSON, YAML, read_text
 from moesim.core.limits import BITS
+from moesim.core.text import note
 from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, ModelError, unknown_name
@@ -90,13 +92,21 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
         return found
     if "/" in source or "\\" in source:
         return _load_file(Path(source))
+    if len(meant := _meant(source)) == 1:
+        _say_meant(source, meant[0])
+        return _listed_model(meant[0])
     message = unknown_name("model", source, model_names(), "moesim list models")
+    if meant:
+        message = f"unknown model '{source}'; it could be {', '.join(meant[:6])}; `moesim list models` has all"
     raise ModelError(f"{place}: {message}; or give the path of a config.json or of a GGUF file")
 
 
 def model_names() -> list[str]:
     """List the names that `load_model` knows."""
     return list(_listed())
+
+
+_SHORTEST = 4  # letters and digits of a spelling by which a name is found
 
 
 @cache
@@ -117,6 +127,31 @@ def _by_name(source: str) -> ModelSpec | None:
     if name is None:
         return None
     return _listed_model(name)
+
+
+def _meant(source: str) -> list[str]:
+    """Find the names whose letters and digits a spelling has, else those that begin with it."""
+    typed = _letters(source)
+    if len(typed) < _SHORTEST:
+        return []
+    known = {name: (name, *entry["aliases"]) for name, entry in _listed().items()}
+    same = [name for name, spelt in known.items() if typed in map(_letters, spelt)]
+    return same or [name for name, spelt in known.items() if any(typed in _beginnings(one) for one in spelt)]
+
+
+@cache
+def _say_meant(source: str, name: str) -> None:
+    """Say once which name a spelling was taken for."""
+    note(f"model '{source}' taken as {name}")
+
+
+def _beginnings(name: str) -> set[str]:
+    """Return the letters of a name's first words, of each number of them."""
+    return {_letters(name[: found.start()]) for found in re.finditer(r"[-_/. ]", name)}
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 @cache

@@ -11,7 +11,7 @@ import moesim
 from moesim.cli.main import main
 from moesim.errors import CapacityError
 from moesim.explore.answers import curve, side_by_side, speed, upgrades
-from moesim.explore.question import LLAMA_CPP, Question, command_of, place_of, run_of
+from moesim.explore.question import LLAMA_CPP, Question, bits_of, command_of, place_of, run_of
 from moesim.explore.results import Opened
 from moesim.explore.worker import Asking, Overtaken
 from tests.report.report_kit import row, write_folder
@@ -47,6 +47,11 @@ def test_upgrades_are_those_of_whatif():
     (_, before), (_, after) = upgrades(BRIEF, ["gpu rtx 3090"], Asking())
     assert before.name == "as it is" and before.decode is not None and after.decode is not None
     assert after.decode.value > before.decode.value
+
+
+@pytest.mark.parametrize(("model", "bits"), [("gpt-oss-120b", "MXFP4"), ("glm-4.5-air", "Q4_K_M"), ("gpt-oss-1000b", "Q8_0")])
+def test_another_model_has_its_own_bits(model: str, bits: str):
+    assert bits_of(Question(model=model, bits="Q8_0")) == bits  # of an unknown one those that were chosen
 
 
 def test_a_newer_question_ends_an_older_one():

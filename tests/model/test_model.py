@@ -509,3 +509,15 @@ def test_sizes_that_were_asked_for_are_not_among_the_figures():
     assert model.expert_bytes(1) == model.expert_bytes(0, model.expert_bits)
     assert model.non_expert_bytes + model.experts_bytes_total > 0
     assert model.figures() == before
+
+
+@pytest.mark.parametrize(("typed", "name"), [("glm 4.5 air", "glm-4.5-air"), ("Qwen3 30B", "qwen3-30b-a3b")])
+def test_a_spelling_of_one_name_is_taken_with_a_note(typed: str, name: str, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("WARNING"):
+        assert load_model(typed).name == name
+    assert f"taken as {name}" in caplog.text
+
+
+def test_a_spelling_of_several_names_lists_them():
+    with pytest.raises(ModelError, match=r"it could be .*gpt-oss-120b, gpt-oss-20b|it could be .*gpt-oss-20b, gpt-oss-120b"):
+        load_model("gpt oss")

@@ -193,7 +193,8 @@ def test_the_machine_is_in_the_lines(line: str, gpu: str):
             "of layers that are not the first",
         ),
         ({"gpu_info": "NVIDIA GeForce RTX 4080, NVIDIA GeForce RTX 4080"}, "2 GPUs"),
-        ({"backends": "CUDA,RPC"}, "RPC"),
+        ({"backends": "CUDA,RPC", "rpc_servers": "10.0.0.2:50052"}, "RPC"),
+        ({"backends": "CUDA,RPC", "devices": "CUDA0/RPC0"}, "RPC"),
         ({"fit_target": 1024}, "-fitt"),
         ({"avg_ts": -1}, "above 0"),
         ({"avg_ts": "fast"}, "value: expected a number"),
@@ -494,3 +495,11 @@ def test_one_paste_is_a_machine(tmp_path: Path):
     first = found.text().splitlines()[0]
     assert first.startswith("machine: GeForce RTX 3060") and "cpu: cores as of" in first and "--hardware" in first
     assert found.bench is not None and found.bench.machine["cpu"] == "AMD Eng Sample: 100-000001243-50_Y"
+
+
+def test_a_build_that_could_use_other_hosts_is_taken_and_said():
+    table = TABLE.replace("| CUDA |", "| CUDA,RPC |")
+    bench = read_bench(table, "x")
+    assert len(bench.rows) == 1 and any("CUDA,RPC" in line for line in bench.lines())
+    with pytest.raises(ConfigError, match="RPC"):
+        read_bench("$ llama-bench -m x.gguf --rpc 10.0.0.2:50052\n" + table, "x")

@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 
 from moesim.cli.main import main
+from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.hardware import load_hardware
 from moesim.plots.identified import calibrated_curve
 from moesim.studies.advice.engines import engines
 from moesim.studies.advice.llama_cpp import TIMES, UBATCHES, LlamaCpp, Place
 from moesim.studies.advice.question import Asked, look_up
-from moesim.studies.advice.recommend import Recommendation, _of_llama_cpp
+from moesim.studies.advice.recommend import Recommendation, _of_llama_cpp, recommend
 from moesim.studies.advice.screen import curve_records, measured_records, text
 from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.identify import identify
@@ -107,3 +108,20 @@ def test_upgrades_may_be_of_what_no_observed_row_depends_on(answer: Recommendati
     gains = {one.change: one for one in llama.gains()}
     assert gains["PCIe twice as fast"].prompt is not None and gains["PCIe twice as fast"].prompt > 1.2
     assert gains["RAM 1.5 times as fast"].decode > 1.2
+
+
+def test_what_was_measured_is_not_asked_for_again(answer: Recommendation):
+    assert answer.point is not None and answer.point.place.number != 48
+    assert f"-ncmoe {answer.point.place.number} -p" in text(answer), "48 was observed"
+
+
+def test_model_of_the_observed_speeds_and_a_disk_that_is_left_out(tmp_path: Path):
+    speeds, box = tmp_path / "speeds.csv", "RTX 4070 + Ryzen 7 5700X + 32GB DDR4-3600 + NVMe gen4"
+    line = "{},Q4_K_M,n_cpu_moe=48,33,tokens/s\n"
+    speeds.write_text("model,bits,setting,value,unit\n" + line.format("qwen3-30b-a3b"))
+    found = recommend(Asked(None, box), calibrate=speeds, quick=True)
+    assert found.setting.model.name == "qwen3-30b-a3b" and "the disk is left out" in text(found)
+    with speeds.open("a") as file:
+        file.write(line.format("gpt-oss-20b"))
+    with pytest.raises(ConfigError, match="--model: expected one, as the speeds are of qwen3-30b-a3b, gpt-oss-20b"):
+        recommend(Asked(None, box), calibrate=speeds)

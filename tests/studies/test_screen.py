@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.engines import engines
-from moesim.studies.advice.llama_cpp import LlamaCpp, Place, Speed
+from moesim.studies.advice.llama_cpp import Gain, LlamaCpp, Place, Speed
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.advice.recommend import Recommendation, recommend
 from moesim.studies.advice.screen import COVERAGE, LINES, WIDTH, output, text, write_folder
@@ -347,3 +348,19 @@ def test_what_is_wrong_is_said_in_one_line(changes: dict[str, Any], expected: st
     with pytest.raises(InputError) as caught:
         recommend(asked(**changes))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_pages_that_are_read_again_are_named_under_the_command():
+    found = recommend(Asked("gpt-oss-120b", "RTX 4070 + Ryzen 7 5700X + 48GB DDR4-3600"), quick=True)
+    assert found.point is not None and found.point.host_bytes > found.setting.ram_bytes
+    assert "RAM lacks" in found.paging and "RAM lacks" in "".join(text(found).splitlines(keepends=True)[:6])
+    assert f"-ncmoe {found.point.place.number} -p" in text(found), "all on the CPU does not fit"
+    short = recommend(Asked("gpt-oss-120b", "RTX 4070 + Ryzen 7 5700X + 32GB DDR4-3600"), quick=True)
+    assert short.command is None and short.fits_with.startswith("64 GiB")  # 48 GiB would read pages again
+
+
+def test_a_limit_that_alone_helps_little_is_explained(answer: Recommendation):
+    gains = [Gain("RAM 1.5 times as fast", 1.03), Gain("CPU 1.5 times as fast, same RAM", 1.0)]
+    close = replace(answer, limits={"CPU memory": 0.7}, gains=gains)
+    assert "only both faster" in " ".join(text(close).split())
+    assert "only both" not in text(replace(close, gains=[Gain("RAM 1.5 times as fast", 1.3), gains[1]]))

@@ -9,6 +9,7 @@ import pytest
 
 from moesim.cli.main import main
 from moesim.core.table import Format
+from moesim.errors import ConfigError
 from moesim.studies.advice.llama_cpp import LlamaCpp
 from moesim.studies.advice.question import Asked, look_up
 from moesim.studies.advice.vary import records, table, vary
@@ -47,3 +48,16 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
     said = capsys.readouterr().err
     assert said.count("expected an experiment, or model with hardware") == 2
     assert "unknown knob 'fan'" in said and "threads" in said
+
+
+def test_more_memory_has_the_speed_of_the_memory_that_is_there(tmp_path: Path):
+    box = BOX.replace("DDR4-3200", "DDR4-3600")
+    ram, pcie = vary(Asked("qwen3-30b-a3b", box, prompt=64, decode=8), [*parse_vary("ram 128gb"), *parse_vary("pcie gen5")])[1:]
+    assert ram.point is not None and pcie.point is not None
+    assert (ram.point.place.title, ram.point.decode.value) == pytest.approx(best(tmp_path, box))
+    assert "the link stays PCIe 4.0 x16" in pcie.note and pcie.note in table([pcie], Format.TABLE) and not ram.note
+
+
+def test_a_knob_that_is_no_knob_has_an_example():
+    with pytest.raises(ConfigError, match="'ram 64gb'"):
+        parse_vary("more ram")

@@ -12,7 +12,7 @@ import numpy as np
 
 from moesim.errors import InputError
 from moesim.experiment.runner import initial_placement
-from moesim.fits import lacking, required_bytes, sum_of
+from moesim.fits import lacking, paging_note, required_bytes, sum_of
 from moesim.hardware import read_profile
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec, load_model
@@ -106,6 +106,7 @@ class Quant:
     n_bytes: int  # of the file
     point: Point | None  # its best setting; None: nothing fits
     misfit: str = ""
+    paging: str = ""  # why pages of the file are read again from the disk; empty: all of it is in RAM
 
 
 class LlamaCpp:
@@ -227,6 +228,13 @@ class LlamaCpp:
         """Return why nothing fits: of the setting that needs least of the GPU."""
         return self.memory(self.place(self.last, context) if self.setting.has_gpu else Place(True, 0), context)[2]
 
+    def paging(self, point: Point) -> str:
+        """Describe pages of the mapped file that are read again from the disk; empty if the RAM has room for all."""
+        lacks = point.host_bytes - self.setting.ram_bytes
+        if lacks <= 0 or self.setting.one_memory:
+            return ""
+        return paging_note(self.model, "RAM", {"experts": point.host_bytes}, lacks)
+
     def points(self, places: Sequence[tuple[Place, int]]) -> list[Point]:
         """Predict settings with their contexts."""
         speeds = self.decode([self.case(place, context) for place, context in places])
@@ -331,17 +339,18 @@ class LlamaCpp:
         """Compare quantisations of a model whose file does not decide."""
         asked = self.setting.asked
         base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
-        if asked.gguf is not None or not is_open(load_model(asked.model, PLACE)):
+        if asked.gguf is not None or not is_open(plain := load_model(asked.model, PLACE)):
             return []
         found = []
         for name in dict.fromkeys((*QUANTS, self.setting.quant)):
             if not name:
                 continue
-            ref = base | read_bits(name, PLACE)[0]
+            ref = base | read_bits(name, PLACE, plain)[0]
             model = load_model(ref, PLACE)
             other = self.with_setting(model=model, model_ref=ref, quant=name)
             why = "" if other.best is not None else other.misfit(self.setting.context)
-            found.append(Quant(name, file_bytes(model), other.best, why))
+            paging = "" if other.best is None else other.paging(other.best)
+            found.append(Quant(name, file_bytes(model), other.best, why, paging))
         return sorted(found, key=lambda one: -one.n_bytes)
 
     def gains(self, *, prompts: bool = True) -> Iterator[Gain]:
@@ -379,8 +388,8 @@ class LlamaCpp:
         kept = min((size * 2**30 - self.setting.ram_bytes for size in _RAM if size * 2**30 >= self.setting.ram_bytes), default=0)
         for size in _RAM:
             if size * 2**30 > self.setting.ram_bytes + kept:
-                best = self.with_setting(ram_bytes=size * 2**30 - kept).best
-                if best is not None:
+                other = self.with_setting(ram_bytes=size * 2**30 - kept)
+                if (best := other.best) is not None and not other.paging(best):
                     return (
                         f"{size} GiB of RAM: {best.decode.value:.3g} ({best.decode.low:.3g} to {best.decode.high:.3g}) tokens/s"
                     )

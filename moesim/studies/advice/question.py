@@ -113,6 +113,8 @@ class Setting:
 def look_up(asked: Asked, folder: Path) -> Setting:
     """Look everything up but the routing."""
     context = asked.room
+    if asked.model is None:
+        raise ConfigError(f"{PLACE}: --model: expected a model, got none; name it, or give --calibrate a file that does")
     if asked.hardware is None:
         raise ConfigError(f"{PLACE}: --hardware: expected a machine, got none; name it, or give --calibrate a file that does")
     if context < asked.prompt + asked.decode:
@@ -173,7 +175,7 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any, str]:
     if not quant:
         return plain, asked.model, ""
     base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
-    ref = base | read_bits(quant, f"{PLACE}: --bits")[0]
+    ref = base | read_bits(quant, f"{PLACE}: --bits", plain)[0]
     return load_model(ref, f"{PLACE}: --model"), ref, quant if quant.upper() in QUANTS else ""
 
 

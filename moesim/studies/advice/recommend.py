@@ -12,6 +12,7 @@ import yaml
 
 from moesim.core.files import write_bytes
 from moesim.core.progress import telling
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import load_hardware
 from moesim.hardware.engines import same_engine
@@ -42,6 +43,7 @@ class Recommendation:
     doubt: str = ""  # why it is not sure that the engine can run it
     fits_with: str = ""  # memory with which it would fit, where it does not
     point: Point | None = None  # llama.cpp's setting
+    paging: str = ""  # why pages of its file are read again from the disk
     # decode, begin, prompt: tokens/s of the batch with the context full, after the prompt alone, and of the prompts
     decode: Speed | None = None
     begin: Speed | None = None
@@ -130,6 +132,12 @@ def _speeds(file: Path, asked: Asked) -> tuple[Bench, Asked]:
         if not isinstance(asked.model, str) or asked.gguf is not None:
             raise
         bench = read_speeds(file, [asked.model], machine)  # rows that do not say what they are of
+    if asked.model is None:
+        named = list(dict.fromkeys(row.model for row in bench.rows))
+        if len(named) != 1:
+            got = f"expected one, as the speeds are of {', '.join(named)}; name it"
+            raise ConfigError(f"{PLACE}: --model: {got}")
+        asked = replace(asked, model=read_yaml_value(named[0], f"{file}: model") if named[0].startswith("{") else named[0])
     if machine is None and not bench.machine:
         raise ConfigError(f"{PLACE}: {file}: expected lines that name GPU or CPU, got none; name the machine with --hardware")
     return bench, asked if machine is not None else replace(asked, hardware={"parts": dict(bench.machine)})
@@ -159,7 +167,7 @@ def _of_llama_cpp(llama: LlamaCpp, engine: Engine, *, quick: bool) -> Recommenda
     command = next(each for each in commands(one, setting) if each.engine == engine.name)
     begin = llama.points([(best.place, setting.asked.prompt)])[0].decode
     return Recommendation(
-        setting, engine, command, describe(one, setting), point=best, decode=best.decode, begin=begin,
+        setting, engine, command, describe(one, setting), point=best, paging=llama.paging(best), decode=best.decode, begin=begin,
         prompt=llama.prompt(best.place), limits=llama.limits(best.place, best.context), points=llama.table(),
         gains=list(llama.gains(prompts=not quick)), quants=quants, ubatches=llama.by_ubatch(),
     )  # fmt: skip

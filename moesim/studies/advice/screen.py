@@ -96,6 +96,8 @@ def _command(answer: Recommendation) -> str:
     first = f"  {joined}\n"
     if answer.doubt:
         first += _wrapped(f"  {answer.doubt}", "  ")
+    if answer.paging:
+        first += _wrapped(f"  {answer.paging}", "  ")
     if answer.command.condition:
         first += _wrapped(f"  if {answer.command.condition}", "  ")
     return first
@@ -116,7 +118,7 @@ def _nothing_fits(answer: Recommendation) -> str:
     context = answer.setting.context
     if answer.doubt:
         return _wrapped(f"{answer.misfit}: --engine names another", "  ")
-    fits = [one for one in answer.quants if one.point is not None]
+    fits = [one for one in answer.quants if one.point is not None and not one.paging]
     lines = _wrapped(f"It does not fit with {context:,} tokens: {answer.misfit}.", "  ")
     if fits:
         lines += _wrapped(f"{fits[0].name} would ({gib(fits[0].n_bytes)}): --bits {fits[0].name}", "  ")
@@ -146,8 +148,21 @@ def _speeds(answer: Recommendation) -> str:
     if answer.prompt is not None and first is not None:
         lines.append(f"prompt      {_range(answer.prompt)} tokens/s; first token {_range(first, 2)} s")
     shares = [f"{name} {100 * share:.0f} %" for name, share in answer.limits.items() if share >= 0.05]
-    lines.append(f"limited by  {', '.join(shares)}")
+    lines.append(f"limited by  {', '.join(shares)}{_tied(answer)}")
     return "".join(_wrapped(line, "            ") for line in lines)
+
+
+_ALONE: Final = {"CPU compute": "CPU 1.5 times as fast, same RAM", "CPU memory": "RAM 1.5 times as fast"}
+
+
+def _tied(answer: Recommendation) -> str:
+    """Say where CPU and RAM take about as long, so that a share is not what one of them alone would save."""
+    gains = {one.change: one.decode for one in answer.gains}
+    for name, change in _ALONE.items():
+        share = answer.limits.get(name, 0.0)
+        if share >= 0.2 and change in gains and gains[change] - 1 < (1 / (1 - share / 3) - 1) / 2:
+            return "; reading and computing on the CPU take about as long, so only both faster help in full"
+    return ""
 
 
 def _table(answer: Recommendation, most: int) -> str:
@@ -207,7 +222,7 @@ def _quants(answer: Recommendation) -> str:
 def _best_of(one: Quant) -> str:
     if one.point is None:
         return f"does not fit: {one.misfit.partition(':')[0]}"
-    return f"{_range(one.point.decode)} tokens/s, {one.point.place.title}"
+    return f"{_range(one.point.decode)} tokens/s, {one.point.place.title}{', pages read again' if one.paging else ''}"
 
 
 def _other(answer: Recommendation) -> str:
@@ -281,18 +296,37 @@ def _sure(answer: Recommendation) -> str:
     )
     assumed = answer.setting.hardware.machine.get("assumed", "")
     lines = [f"assumed: {assumed}"] if assumed else []
+    if answer.point is not None and any(one.role == "storage" for one in answer.setting.hardware.devices.values()):
+        lines.append("the disk is left out: llama.cpp computes from RAM")
     lines += [f"how sure: intervals of {100 * LEVEL:.0f} %; {measured}. Rests on {rates(answer)}."]
     bench = None if answer.identified is None else answer.identified.bench
     if bench is not None:
         used = sum(one.status == "used" for one in answer.identified.predictions) if answer.identified is not None else 0
         lines.append(f"observed: {bench.n_read} rows read, {used} used; --long says why not the others")
     if answer.point is not None and len(answer.setting.gpus) == 1:  # --calibrate takes no other machine
-        numbers = ",".join(str(n) for n in dict.fromkeys((answer.point.place.number, answer.setting.model.positions[-1] + 1)))
-        option = f"-ngl {answer.point.place.number}" if answer.point.place.whole else f"-ngl 99 -ncmoe {numbers}"
+        place, numbers = answer.point.place, _to_measure(answer)
+        if not numbers:
+            return "".join(_wrapped(line, "  ") if line.startswith(("how", "assumed")) else f"{line}\n" for line in lines)
+        option = f"-ngl {place.number}" if place.whole else f"-ngl 99 -ncmoe {','.join(map(str, numbers))}"
         file = answer.setting.asked.gguf.name if answer.setting.asked.gguf else "MODEL.gguf"
         lines.append("to be surer, run this and ask again with --calibrate speeds.md:")
         lines.append(f"  llama-bench -m {file} {option} -p {PREFILL_CHUNK} -n 128 > speeds.md")
     return "".join(_wrapped(line, "  ") if line.startswith(("how", "assumed")) else f"{line}\n" for line in lines)
+
+
+def _to_measure(answer: Recommendation) -> list[int]:
+    """List the numbers of the setting and of all experts on the CPU, but for those that were observed or do not fit."""
+    assert answer.point is not None
+    setting, place, last = answer.setting, answer.point.place, answer.setting.model.positions[-1] + 1
+    key = "ngl" if place.whole else "n_cpu_moe"
+    seen = set()
+    for one in () if answer.identified is None else answer.identified.predictions:
+        case = one.case
+        if case.model.name == setting.model.name and case.setting.family == key and one.status in ("used", "check"):
+            seen.add(case.setting.policy.get("n_gpu_layers" if place.whole else "n_cpu_moe", 0))
+    wrong = {one.place.number for one in answer.points if one.misfit and one.context <= setting.context and not place.whole}
+    wanted = (place.number,) if place.whole else (place.number, last)
+    return [n for n in dict.fromkeys(wanted) if n not in seen and (n == place.number or n not in wrong)]
 
 
 _RATES: Final = {"RAM": "devices.{host}.memory_bytes_per_s", "GPU": "devices.{gpu}.memory_bytes_per_s"}
@@ -364,7 +398,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
         "engine": answer.engine.name, "checked": answer.engine.checked,
         "command": None if command is None else str(command), "condition": "" if command is None else command.condition,
         "what": answer.what, "misfit": answer.misfit,
-        "fits_with": answer.fits_with, "doubt": answer.doubt, "context": setting.context,
+        "fits_with": answer.fits_with, "paging": answer.paging, "doubt": answer.doubt, "context": setting.context,
         "decode_tokens_per_s": _plain(answer.decode), "decode_tokens_per_s_after_prompt": _plain(answer.begin),
         "prompt_tokens_per_s": _plain(answer.prompt), "first_token_s": _plain(answer.first_token_s),
         "limits": dict(answer.limits), "level": LEVEL, "model_error": shipped_rows(),

@@ -34,6 +34,7 @@ class Variation:
     point: Point | None
     prompt: Speed | None
     misfit: str = ""
+    note: str = ""  # why nothing changed
 
 
 def vary(asked: Asked, variations: Sequence[Sequence[Setting]]) -> list[Variation]:
@@ -48,7 +49,8 @@ def varied(asked: Asked, variations: Sequence[Sequence[Setting]]) -> Iterator[Va
         yield _answer(asked, base.raw, AS_IS, Path(folder))
         for together in variations:
             changed = change(base, together)
-            yield _answer(asked, changed.raw, changed.name, Path(folder))
+            answer = _answer(asked, changed.raw, changed.name, Path(folder))
+            yield answer if changed.keys else replace(answer, note=changed.note)
 
 
 def drafts_of(asked: Asked, setting: Setting) -> list[drafts.Line]:
@@ -93,7 +95,7 @@ def records(found: Sequence[Variation]) -> list[dict[str, Any]]:
     first = found[0]
     rows = []
     for one in found:
-        row: dict[str, Any] = {"what_if": one.name, "misfit": one.misfit}
+        row: dict[str, Any] = {"what_if": one.name, "misfit": one.misfit, "note": one.note}
         if one.point is not None and one.prompt is not None:
             row |= point_record(one.point) | {"prompt_tokens_per_s": one.prompt.value}
             row |= {"prompt_low": one.prompt.low, "prompt_high": one.prompt.high}
@@ -117,4 +119,5 @@ def table(found: Sequence[Variation], form: Format) -> str:
         ratios = [f"x{row[key]:.2f}" if key in row else "-" for key in ("change", "prompt_change")]
         speeds = [f"{digits(each.value)} ({digits(each.low)} to {digits(each.high)})" for each in (one.point.decode, one.prompt)]
         cells.append([one.name, one.point.place.title, speeds[0], ratios[0], speeds[1], ratios[1]])
-    return render(_HEAD, cells, form, right=_HEAD[2:])
+    notes = "".join(f"{one.name}: {one.note}\n" for one in found if one.note)
+    return render(_HEAD, cells, form, right=_HEAD[2:]) + (f"\n{notes}" if notes else "")

@@ -46,6 +46,8 @@ class Bench:
         for reason, places in reasons.items():
             more = f" and {len(places) - 4} more" if len(places) > 4 else ""
             said.append(f"skipped {', '.join(places[:4])}{more}: {reason}")
+        if "RPC" in self.group.get("backend", ""):
+            said.append(f"backend {self.group['backend']}: no row names a server of RPC, so all GPUs are of this machine")
         return said
 
 
@@ -221,7 +223,7 @@ def _check_simulated(fields: Mapping[str, Any]) -> None:
         (_is_true(fields, "embeddings"), "embeddings, no generation"),
         (_is_true(fields, "ser"), "experts are left out (-ser)"),
         (_is_true(fields, "fit_target"), "llama.cpp chose the placement (-fitt): give -ngl and -ncmoe"),
-        ("RPC" in str(fields.get("backends")), "GPUs of other hosts (RPC)"),
+        (_is_remote(fields), "GPUs of other hosts (RPC)"),
     ):
         if is_so:
             raise NotUsableError(why)
@@ -230,6 +232,12 @@ def _check_simulated(fields: Mapping[str, Any]) -> None:
     n_gpus = len(split) or (len(names) if chosen in ("auto", "none") else len(re.split("[/,]", chosen)))
     if n_gpus > 1 and str(fields.get("split_mode")) != "none" and ngl > 0:
         raise NotUsableError(f"{n_gpus} GPUs: constants are identified from rows of one; measure with -sm none")
+
+
+def _is_remote(fields: Mapping[str, Any]) -> bool:
+    """Return whether a row names a server or device of RPC; builds that could use one print ``CUDA,RPC`` for all rows."""
+    named = any(re.search(r"\brpc", str(fields.get(key) or ""), re.IGNORECASE) for key in ("devices", "gpu_info"))
+    return named or bool(fields.get("rpc_servers")) or fields.get("backends") == "RPC"
 
 
 def _check_cache(fields: Mapping[str, Any], spec: ModelSpec, n_tokens: int) -> None:

@@ -186,9 +186,9 @@ def choices(rows: Sequence[Observation]) -> dict[tuple[str, str], list[dict[str,
 
 
 def _case(one: Observation, bits: Mapping[tuple[str, str], Mapping[str, Any]]) -> Case:
-    chosen = dict(bits.get((one.model, one.bits)) or read_bits(one.bits, one.place)[0])
     named: Any = read_yaml_value(one.model, f"{one.place}: model") if one.model.startswith("{") else one.model
     plain = load_model(named, f"{one.place}: model")
+    chosen = dict(bits.get((one.model, one.bits)) or read_bits(one.bits, one.place, plain)[0])
     if plain.expert_bytes_by_layer is not None:
         chosen.pop("expert_bits", None)
     elif plain.expert_bits < 8:  # experts that are quantised by their maker stay as they are

@@ -11,7 +11,7 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.model import ModelSpec, load_model
 from moesim.model.keys import packaged_table
 from moesim.model.load import model_names
-from moesim.studies.identify.observations import QUANTS, bits_in
+from moesim.studies.identify.observations import QUANTS, bits_in, named_bits
 
 _SAME: Final = 0.03
 """Two counts of a model's parameters differ by no more than this share: of a catalogue and a file, or a type's round name."""
@@ -154,7 +154,8 @@ def find_bits(fields: Mapping[str, Any], model: str) -> str:
         rest = (each - share * plain.expert_bits) / (1 - share)
         if 2 <= rest <= 33:
             return f"{plain.expert_bits:g}/{rest:.3g}"
-    experts, rest = QUANTS.get(name) or min(QUANTS.values(), key=lambda one: abs(one[0] - each))
+    bits = named_bits(name if name in QUANTS else min(QUANTS, key=lambda one: abs(QUANTS[one][0] - each)), plain)
+    experts, rest = bits["expert_bits"], bits["other_bits"]
     named = spec_of(model, expert_bits=experts, other_bits=rest)
     scale = each / (8 * named.n_bytes / named.total_params)
     return name if name and abs(scale - 1) <= 0.01 else f"{experts * scale:.4g}/{rest * scale:.4g}"

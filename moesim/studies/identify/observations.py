@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from moesim.core.limits import BITS, SPEED, TOKENS
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import first_problem
+from moesim.model import ModelSpec
+from moesim.model.mixtures import wider_bits
 
 QUANTS: Final[Mapping[str, tuple[float, float]]] = {
     "F32": (32, 32), "F16": (16, 16), "BF16": (16, 16), "FP8": (8, 8), "Q8_0": (8.5, 8.5),
@@ -27,21 +29,20 @@ QUANTS: Final[Mapping[str, tuple[float, float]]] = {
 _TYPES: Final = re.compile(r"(IQ\d_\w+|Q\d_\w+|BF16|F16|F32|MXFP4|FP8)", re.IGNORECASE)
 
 
-def read_bits(text: str, place: str) -> list[dict[str, Any]]:
-    """Read bits per weight.
+def read_bits(text: str, place: str, model: ModelSpec | None = None) -> list[dict[str, Any]]:
+    """Read bits per weight, those of a name for a model's widths.
 
     >>> read_bits("4.5|Q8_0", "")
     [{'expert_bits': 4.5, 'other_bits': 4.5}, {'expert_bits': 8.5, 'other_bits': 8.5}]
     """
     if not text:
         return [{}]
-    return [_one(choice.strip(), place) for choice in text.split("|")]
+    return [_one(choice.strip(), place, model) for choice in text.split("|")]
 
 
-def _one(text: str, place: str) -> dict[str, Any]:
+def _one(text: str, place: str, model: ModelSpec | None) -> dict[str, Any]:
     if text.upper() in QUANTS:
-        experts, rest = QUANTS[text.upper()]
-        return {"expert_bits": experts, "other_bits": rest}
+        return named_bits(text.upper(), model)
     parts = text.split("/")
     try:
         numbers = [float(part) for part in parts]
@@ -53,6 +54,13 @@ def _one(text: str, place: str) -> dict[str, Any]:
             f"{', '.join(QUANTS)}, got '{text}'; correct it"
         )
     return {"expert_bits": numbers[0], "other_bits": numbers[-1]}
+
+
+def named_bits(name: str, model: ModelSpec | None) -> dict[str, Any]:
+    """Return the bits of a quantisation."""
+    experts, rest = QUANTS[name]
+    wider = 0.0 if model is None else wider_bits(name, model)
+    return {"expert_bits": round(experts + wider, 4) if wider else experts, "other_bits": rest}
 
 
 def bits_in(text: str) -> str:

@@ -32,7 +32,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "ncmoe": "n_cpu_moe", "threads": "n_threads", "fa": "flash_attn", "mmap": "use_mmap", "mmp": "use_mmap",
     "nkvo": "no_kv_offload", "nopo": "no_op_offload", "ot": "tensor_buft_overrides", "dev": "devices", "ts": "tensor_split",
     "sm": "split_mode", "mg": "main_gpu", "embd": "embeddings", "ub": "n_ubatch", "b": "n_batch", "fitt": "fit_target",
-    "ctk": "type_k", "ctv": "type_v",
+    "ctk": "type_k", "ctv": "type_v", "rpc": "rpc_servers",
 }  # fmt: skip
 """Columns of llama-bench's Markdown, and short options, that are called otherwise in its JSON; others keep their names."""
 
@@ -41,6 +41,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "override-tensor": "tensor_buft_overrides", "cache-type-k": "type_k", "cache-type-v": "type_v", "flash-attn": "flash_attn",
     "batch-size": "n_batch", "ubatch-size": "n_ubatch", "tensor-split": "tensor_split", "split-mode": "split_mode",
     "device": "devices", "main-gpu": "main_gpu", "model-draft": "draft", "md": "draft", "fit-target": "fit_target", "ser": "ser",
+    "rpc": "rpc_servers",
     "max-concurrency": "concurrency", "cpu-offload-gb": "cpu_offload", "kt-num-gpu-experts": "gpu_experts",
     "threads": "n_threads", **dict.fromkeys(("model", "m", "hf", "hf-repo", "gguf-path", "model-path"), "model_filename"),
 }  # fmt: skip
@@ -188,6 +189,8 @@ class _Reader:
         fields: dict[str, Any] = {COLUMNS.get(name, name): cell for name, cell in cells.items() if name not in ("test", "t/s")}
         if "ngl" not in cells and "n_gpu_layers" in self.seen.options:  # a build with BLAS does not print it
             fields["n_gpu_layers"] = self.seen.options["n_gpu_layers"]
+        if "rpc_servers" in self.seen.options:
+            fields["rpc_servers"] = self.seen.options["rpc_servers"]
         fields |= {key: number(fields[key]) for key in ("model_size", "model_n_params") if key in fields}
         fields |= dict(zip(("n_prompt", "n_gen", "n_depth"), (int(n or 0) for n in test.groups()), strict=True))
         fields |= {"avg_ts": float(speed[1])} | ({"stddev_ts": float(speed[2])} if speed[2] else {})

@@ -18,6 +18,7 @@ from moesim.hardware import HardwareProfile, hardware_names, load_hardware
 from moesim.hardware.read import is_number, type_at
 from moesim.hardware.schema import LANE
 from moesim.hardware.types import Device
+from moesim.model import load_model
 from moesim.studies.identify.observations import read_bits
 from moesim.studies.whatif.machines import (
     ONE,
@@ -416,15 +417,25 @@ def _part(name: str) -> Callable[[Base, Setting], Changed]:
 
     def apply(base: Base, setting: Setting) -> Changed:
         try:
-            raw = base.machine({f"parts.{name}": setting.text})
+            raw = base.machine({f"parts.{name}": _memory_text(base, setting.text) if name == "ram" else setting.text})
             found = load_hardware(raw["hardware"], f"--vary {setting}", raw.get("engine"))
         except HardwareError:
             if "parts" in _parts_of(base):
                 raise
             return _without_parts(name, base, setting)
+        if name == "pcie" and (link := found.machine.get("link")) == base.profile.machine.get("link"):
+            return Changed(raw, None, (), f"the link stays {link}: card, processor and board allow no more")
         return Changed(raw, None, tuple(found.numbers), f"{found.machine.get(name, setting.text)}; the rest as it is")
 
     return apply
+
+
+def _memory_text(base: Base, text: str) -> str:
+    """Add the kind and speed of the machine's memory where a text has neither."""
+    if re.search(r"(?i)ddr|dimm|\d{4,5}", text):
+        return text
+    found = re.search(r"(?i)\b(?:lp)?ddr\dx?(?:[- ]?\d{4,5})?\b", base.profile.machine.get("memory", ""))
+    return f"{text} {found[0]}" if found else text
 
 
 def _parts_of(base: Base) -> Mapping[str, Any]:
@@ -478,10 +489,10 @@ experiments/validation/public_sweeps.csv) and 10 (Q4_0, Zen 4, ik_llama.cpp#54).
 
 def _bits(base: Base, setting: Setting) -> Changed:
     """Quantise experts and the rest."""
-    chosen = read_bits(setting.text, f"--vary {setting}")
+    model = base.raw["model"]
+    chosen = read_bits(setting.text, f"--vary {setting}", load_model(model, f"--vary {setting}"))
     if len(chosen) != 1 or not chosen[0]:
         raise ConfigError(f"--vary {setting}: expected one choice of bits, got '{setting.text}'; give one")
-    model = base.raw["model"]
     raw = {**base.raw, "model": {**(model if isinstance(model, Mapping) else {"base": model}), **chosen[0]}}
     return Changed(raw, None)
 

@@ -105,6 +105,8 @@ def parse_vary(text: str) -> list[tuple[Setting, ...]]:
         values = [value.strip().removeprefix("=").strip() for value in match[2].split(",")] if match else []
         if match is None or not all(values):
             raise ConfigError(f"--vary '{text}': expected a knob and values, such as 'link.bytes_per_s x0.5,x2', got '{part}'")
+        if match[1] == "more":
+            raise ConfigError(f"--vary '{text}': expected what there is then, such as 'ram 64gb' or 'gpu rtx 4090', got '{part}'")
         found = [(*before, Setting(match[1], value)) for before in found for value in values]
     return found
 
