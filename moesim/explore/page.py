@@ -91,12 +91,12 @@ class Page:
         asked = self.question
         _heading("Model")
         self._select("Model", model_names(), "model")
-        self.bits = self._select("Bits per weight", list(QUANTS), "bits")
+        self.bits = self._select("Bits per weight", list(QUANTS), "bits", new=True)
         _heading("Machine")
         self.kind = ui.toggle([_PARTS, _PROFILE], value=_PARTS, on_change=self._machine).props("no-caps dense spread")
         with ui.column().classes("w-full gap-1") as self.of_parts:
-            self._select("GPU", [one.name for one in parts_of(Gpu)], "gpu")
-            self._select("CPU", [one.name for one in parts_of(Cpu)], "cpu")
+            self._select("GPU", [one.name for one in parts_of(Gpu)], "gpu", new=True)
+            self._select("CPU", [one.name for one in parts_of(Cpu)], "cpu", new=True)
             self._text("RAM", "ram", "all channels filled")
             self._text("PCIe", "pcie", "what card and processor allow")
         self.profile = self._select("Profile of a machine", hardware_names(), "profile")
@@ -119,21 +119,13 @@ class Page:
         _Slider("Prompt", PROMPTS, PROMPTS.index(asked.prompt), lambda n: self.change(prompt=n), tokens, at_end=True)
         _Slider("Answer", ANSWERS, ANSWERS.index(asked.answer), lambda n: self.change(answer=n), tokens, at_end=True)
 
-    def _select(self, label: str, options: Sequence[str], name: str) -> ui.select:
-        """Make a list that takes other texts, too: with Enter, and when it is left; an unknown name is answered with its hint."""
+    def _select(self, label: str, options: Sequence[str], name: str, *, new: bool = False) -> ui.select:
         value = getattr(self.question, name)
         known = list(dict.fromkeys([*([value] if value else []), *options]))
         chosen = ui.select(
-            known, value=value or None, label=label, with_input=True, new_value_mode="add-unique",
+            known, value=value or None, label=label, with_input=True, new_value_mode="add-unique" if new else None,
             on_change=lambda event: self.change(**{name: event.value or ""}),
         )  # fmt: skip
-
-        def leave(event: Any) -> None:
-            text = str(event.args or "").strip()
-            if text and text != chosen.value:
-                chosen.set_options(list(dict.fromkeys([*chosen.options, text])), value=text)
-
-        chosen.on("blur", leave, js_handler="(event) => emit(event.target.value)")
         return chosen.props('outlined dense options-dense input-debounce="0"').classes("w-full")
 
     def _text(self, label: str, name: str, left_out: str) -> None:

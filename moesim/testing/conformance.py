@@ -422,7 +422,7 @@ def check_declaration(policy: Any) -> None:
 def check_methods(classes: Sequence[type]) -> None:
     """Check that no class has a method whose name is nearly one of a base: nobody would call it."""
     for cls in classes:
-        known = {name for base in cls.__mro__[1:] for name in vars(base) if base is not object and not name.startswith("_")}
+        known = {name for base in cls.__mro__[1:] for name, value in vars(base).items() if inspect.isfunction(value)}
         for name, value in vars(cls).items():
             near = get_close_matches(name, known, 1, 0.85)
             if inspect.isfunction(value) and name not in known and near and not name.startswith("_"):

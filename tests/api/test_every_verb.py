@@ -51,7 +51,7 @@ SAME = {  # options -> arguments, where these have another name
 TERMINAL = {  # options that are about what is printed, or that another function of Python answers
     "*": {"form", "wide", "notes", "sort", "long", "shown", "listed", "knobs", "dry"},
     "run": {"engine"},  # overrides={'engine': ...}
-    "plot": {"baseline", "x", "y", "metric", "more"},  # `**options`
+    "plot": {"baseline", "x", "y", "metric", "panel", "more"},  # `**options`
     "whatif": {"engine", "out"},  # overrides={'engine': ...}; Study.save
     "recommend": {"out"}, "capacity": {"out"}, "regret": {"out"},  # save
     "calibrate": {"file", "model", "hardware", "engine"},  # observations, models, base, and the engine of the base

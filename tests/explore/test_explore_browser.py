@@ -100,21 +100,6 @@ def visit(browser: Any, server: str) -> Iterator[Visit]:
     one.end()
 
 
-@pytest.mark.parametrize("key", ["Enter", "Tab"])
-def test_a_model_that_is_typed_is_taken(visit: Visit, key: str):
-    first = visit.shown()
-    field = visit.page.get_by_label("Model", exact=True)
-    field.click()
-    field.fill("gpt-oss-20b")
-    visit.page.keyboard.press(key)
-    visit.speed_after(first)
-    assert visit.page.get_by_label("Bits per weight", exact=True).input_value() == "MXFP4"
-    field.click()
-    field.fill("gpt-oss-21b")
-    visit.page.keyboard.press(key)
-    wait_until(lambda: "did you mean" in " ".join(visit.page.locator(".misfit").all_inner_texts()), "a hint")
-
-
 def test_a_person_chooses_a_model_and_moves_a_slider(visit: Visit):
     first = visit.shown()
     visit.choose("Model", "gpt-oss-20b")

@@ -52,7 +52,7 @@ def test_a_change_that_rounds_to_nothing_has_no_minus() -> None:
     step = Step("forward", "links", True, before_ns=10_000_000, after_ns=10_000_001)
     run: Any = _Run()
     assert _saved(step, run) == "10 ms (+0.0 %)"
-    assert _saved(replace(step, after_ns=10_100_000), run) == "10.1 ms (-1.0 %)"
+    assert _saved(replace(step, after_ns=10_100_000), run) == "10.1 ms (+1.0 %)"
     assert _value(-0.0, "ns", sign=True) == "+0 ns"
     assert _value(-3, "count", sign=True) == "-3"
     assert _percent(-0.01) == "±0%"

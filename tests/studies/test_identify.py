@@ -37,7 +37,7 @@ BAD = {
     "too many layers": (GOOD.replace("=48", "=60"), "expected n_cpu_moe of at most 48"),
     "unknown word": (GOOD.replace("n_cpu_moe", "n_gpu_moe"), "did you mean 'n_cpu_moe'"),
     "unknown policy": (GOOD.replace("n_cpu_moe=48", "policy=lrv"), "did you mean 'lru'"),
-    "unknown model": (GOOD.replace("qwen3-30b-a3b", "qwen3-30b"), "qwen3-30b-a3b"),
+    "unknown model": (GOOD.replace("qwen3-30b-a3b", "qwen3-31b"), "qwen3-30b-a3b"),
     "unknown bits": (GOOD.replace("Q4_K_M", "Q9"), "bits: expected bits"),
     "no row": ("", "expected at least one observation, got none"),
     "only checks": (GOOD.replace("identification", "check"), "expected at least one row for identification"),
