@@ -181,7 +181,8 @@ def before(results: Path, tell: Callable[..., Told], words: list[str], monkeypat
 
 # ----------------------------------------------------------------------------------------------------------------------- moved
 ALIKE = [f"plot {kind}" for kind in KINDS if KINDS[kind].source == "rows" and kind not in ("decode_speed", "heatmap")]
-"""Figures whose rows are read as those of the two kinds that are drawn here; they are left to -m long."""
+ALIKE += ["report", "plot time_by_layer"]
+"""What is read as the other kinds that are drawn here; it is left to -m long."""
 
 
 @pytest.mark.parametrize(
