@@ -27,7 +27,7 @@ def plot(
     kinds : str or sequence of str
         As ``moesim plot list`` names them, such as ``"speedup"``.
     results : str, Path, or sequence of them
-        What the kinds need: folders, files, or the name of a trace.
+        Input of the kinds: folders, files, or the name of a trace.
     out : str or Path
         Folder to write.
     policies, where, medium, width

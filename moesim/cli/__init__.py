@@ -15,13 +15,13 @@ class _OnStderr(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: set[str] = set()
+        self.printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
-        if record.name != LOG.name or record.levelno >= logging.WARNING or line not in self.told:
+        if record.name != LOG.name or record.levelno >= logging.WARNING or line not in self.printed:
             complain(line)
-        self.told.add(line)
+        self.printed.add(line)
 
 
 LOG.addHandler(_OnStderr())

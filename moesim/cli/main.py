@@ -202,7 +202,7 @@ def _heard(given: list[str]) -> list[str]:
     level = asked.pop() if asked else logging.WARNING
     LOG.setLevel(level)
     for handler in LOG.handlers:
-        getattr(handler, "told", set()).clear()  # of an earlier command in this process
+        getattr(handler, "printed", set()).clear()  # of an earlier command in this process
     PROGRESS.setLevel(logging.ERROR if level == logging.ERROR else logging.INFO)
     return [word for i, word in enumerate(given) if i >= end or word not in _LEVELS]
 

@@ -98,11 +98,11 @@ def _colliding(figure: Figure, shown: list[_Shown]) -> list[tuple[int, int | Non
     if not shown:
         return []
     boxes = np.array([one.text.get_window_extent().extents for one in shown])
-    beside = np.array([_NEAR if one.role == "inside" else _APART for one in shown])
+    gaps = np.array([_NEAR if one.role == "inside" else _APART for one in shown])
     (x0, y0, x1, y1), whole = boxes.T, figure.bbox.extents
     out = (x0 < whole[0] - 1) | (y0 < whole[1] - 1) | (x1 > whole[2] + 1) | (y1 > whole[3] + 1)
     across, up = (np.minimum.outer(b, b) - np.maximum.outer(a, a) for a, b in ((x0, x1), (y0, y1)))
-    pairs = np.argwhere(np.triu((across > -np.add.outer(beside, beside)) & (up > -_NEAR), 1))
+    pairs = np.argwhere(np.triu((across > -np.add.outer(gaps, gaps)) & (up > -_NEAR), 1))
     return [(int(i), None) for i in np.flatnonzero(out)] + [(int(k), int(j)) for pair in pairs for k, j in (pair, pair[::-1])]
 
 
