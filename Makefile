@@ -28,7 +28,7 @@ NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp 
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-narrow test-long check fast lint format docs wheel pure-wheel oldest newest clean
+.PHONY: quickstart test collect test-narrow test-long check fast lint format docs wheel pure-wheel oldest newest clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -36,6 +36,10 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Compiles what tests import, and the tests: each of several processes would do it anew, all at the same time.
+collect: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 test-narrow: $(VENV)/.installed-dev
 	env $$($(BIN)/python tests/test_same_bytes.py "no vectors") $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)

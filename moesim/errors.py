@@ -118,7 +118,11 @@ def _close(name: str, names: Sequence[str]) -> list[str]:
     short = re.sub(r"[-_. ]", "", name.lower())
     if same := [one for one in names if plain[one] == short]:
         return same[:4]
-    begun = [one for one in names if re.match(rf"{re.escape(name.lower())}[-_.]", one.lower())]
+    if several := [one for one in names if one in (f"{name.lower()}s", f"{name.lower().removesuffix('y')}ies")]:
+        return several
+    word = re.escape(name.lower())
+    begun = [one for one in names if re.match(rf"{word}[-_.]", one.lower())]
+    begun += [one for one in names if len(short) > 3 and re.search(rf"[-_.]{word}$", one.lower())]
     inside = [one for one in names if len(short) > 3 and short in plain[one]]
     spelled = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
     return (begun or spelled or inside)[:4]

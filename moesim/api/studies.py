@@ -15,7 +15,7 @@ from moesim.api.run import parsed, read_experiment, served_question
 from moesim.core.files import OutputFolder, check_own_folder
 from moesim.core.own_code import reading_results
 from moesim.core.table import Format
-from moesim.errors import ConfigError
+from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import describe_run
 from moesim.experiment.resolve import Experiment
@@ -107,7 +107,10 @@ def whatif(
                 "lists what can be varied)"
             )
         asked = Asked(written(model, "whatif: model"), written(hardware, "whatif: hardware"), context=context)
-        return _of_drafts(machines.drafts_of(asked, setting)) if setting is not None else _of_a_machine(asked, variations)
+        try:
+            return _of_drafts(machines.drafts_of(asked, setting)) if setting is not None else _of_a_machine(asked, variations)
+        except InputError as error:  # of the question, which both verbs ask
+            raise type(error)(str(error).replace("recommend: ", "whatif: ", 1)) from None
     config, place, _ = read_experiment("whatif", experiment, overrides, quick=quick, batches=setting is None)
     base = single(config, place)
     if setting is not None:

@@ -35,7 +35,7 @@ def parts(words: list[str] | None = None) -> Rows:
         {"name": one.name, "kind": kind, "memory": memory, "GB/s": f"{rate:.4g}", "computes": computes,
          "PCIe": f"{one.pcie_gen} x{one.pcie_lanes}" if one.pcie_gen else "-"}
         for one, kind, memory, rate, computes in found
-        if all(word.lower() in " ".join((one.name, *one.aliases)).lower() for word in words or ())
+        if _have(words, one.name, *one.aliases)
     ]  # fmt: skip
 
 
@@ -178,6 +178,7 @@ Kind = StrEnum(
         "schedulers": "schedulers",
     },
 )  # fmt: skip
+_ELSEWHERE = {Kind.hardware: "`moesim list parts` has the GPUs and CPUs that a machine can be made of"}
 _EXPLAINED = (Kind.policies, Kind.policy_parts)
 
 
@@ -187,7 +188,7 @@ def listing(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="Policies and schedulers whose options are explained; words of a machine's part.",
+            help="Policies and schedulers whose options are explained; of other kinds, words that rows have.",
             show_default=False,
         ),
     ] = None,
@@ -198,8 +199,6 @@ def listing(
 
     Example: moesim list parts rtx 30
     """
-    if names and kind not in (*_EXPLAINED, Kind.parts, Kind.schedulers):
-        raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies, schedulers and parts")
     long = long and not names and kind is Kind.policies and form is Format.TABLE  # all else is long
     if kind in _EXPLAINED:
         from moesim.cli import listing_policies as of_policies  # only what is listed is imported
@@ -213,17 +212,23 @@ def listing(
         from moesim.cli.listing import LISTS
 
         named = {Kind.parts: parts, Kind.schedulers: schedulers}
-        rows = named[kind](names) if kind in named else LISTS[kind.value]()
+        rows = named[kind](names) if kind in named else [row for row in LISTS[kind.value]() if _have(names, *row.values())]
     if form in (Format.JSON, Format.JSONL):
         sys.stdout.write(render_records(rows, form))
         return
+    if names and not rows:
+        got, remedy = " ".join(names), _ELSEWHERE.get(kind, "leave some out")
+        raise ConfigError(f"list {kind.value}: expected words that a row has, got {got}; {remedy}")
     columns = list(rows[0]) if rows else ["name"]
     if kind is Kind.hardware and form is Format.TABLE:  # CSV and JSON have all
         columns = ["name", "GPU memory", "description"]
         rows = [{**row, "description": re.split(r", (?![^(]*\))", row["description"])[0].rstrip(".")} for row in rows]
-    if kind is Kind.parts and not rows:
-        raise ConfigError(f"list parts: expected words of a GPU's or CPU's name, got {' '.join(names or ())}; leave some out")
     sys.stdout.write(render(columns, [[written(row[c]) for c in columns] for row in rows], form, widest=_WIDEST))
+
+
+def _have(words: list[str] | None, *values: Any) -> bool:
+    text = " ".join(map(str, values)).lower()
+    return all(word.lower() in text for word in words or ())
 
 
 CardForm = StrEnum("CardForm", ["text", "json"])

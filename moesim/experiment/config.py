@@ -136,7 +136,8 @@ def _remedy_of_a_share(got: object) -> str:
         return "; for bytes use cache.budget" if got[:1].isdigit() and got[-1:].isalpha() else ""
     if isinstance(got, bool) or not isinstance(got, int | float):
         return ""
-    return f"; {IN_RANGE}" + ("; for bytes use cache.budget" if got > 1 else "")
+    sized = f"; a quarter is 0.25; for bytes use cache.budget, or --cache {got:g}GB" if got > 1 else ""
+    return sized or f"; {IN_RANGE}"
 
 
 def _field_name(steps: Sequence[str | int]) -> str:

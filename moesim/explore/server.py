@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import Final
 
-from nicegui import app, ui
+from nicegui import app, background_tasks, ui
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from moesim.core.text import say
@@ -19,11 +20,23 @@ def serve(folder: str | None, port: int, *, browser: bool) -> None:
     """Serve the page until interrupted; port 0 takes any free one."""
     port = _free(port)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # no other site's name may lead here
-    app.on_startup(lambda: say(f"moesim explore: http://{HOST}:{port} (Ctrl-C ends it)"))
+    app.on_startup(lambda: background_tasks.create(_announce(port)) and None)
     ui.run(
         lambda: Page(folder) and None, host=HOST, port=port, title="moesim explore", show=browser, reload=False,
         show_welcome_message=False, uvicorn_logging_level="warning",
     )  # fmt: skip
+
+
+async def _announce(port: int) -> None:
+    """Print the address once something answers there, which is after all that is called at start-up."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(HOST, port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+        else:
+            writer.close()
+            return say(f"moesim explore: http://{HOST}:{port} (Ctrl-C ends it)")
 
 
 def _free(port: int) -> int:

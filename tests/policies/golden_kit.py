@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from moesim.core.record_table import RecordTable
@@ -197,7 +198,7 @@ def _lists(records: Records) -> Iterable[tuple[str, list[Any]]]:
             yield name, list(value)
 
 
-_PLAIN = {int, str, type(None)}  # most columns: written as they are
+_PLAIN = {int, str, type(None)}  # most columns, and what is in most tuples: written as they are
 
 
 def digest(rows: list[Any]) -> str:
@@ -211,7 +212,8 @@ def digest(rows: list[Any]) -> str:
     for name, column in zip(names, columns, strict=True):
         if name in ("bits", "left") and not any(column):  # nothing but full widths, nothing cut off: as before there were such
             continue
-        plain = column if _PLAIN.issuperset(map(type, column)) else [_plain(value) for value in column]
+        inside = chain.from_iterable(column) if {tuple}.issuperset(map(type, column)) else column
+        plain = column if _PLAIN.issuperset(map(type, inside)) else [_plain(value) for value in column]
         found.update(f"{name}:{json.dumps(plain, separators=(',', ':'))}\n".encode())
     return found.hexdigest()[:16]
 

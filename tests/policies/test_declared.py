@@ -205,7 +205,7 @@ POLICY, PART = "moesim.policies.systems.fiddler:Fiddler", "moesim.policies.parts
             ["policies", PART],
             f"list policies: expected a policy, got {PART}, a part; `moesim list policy-parts {PART}` explains it",
         ),
-        (["models", "lru"], "list models: expected no name, got lru; names are for policies, schedulers and parts"),
+        (["models", "lru"], "list models: expected words that a row has, got lru; leave some out"),
     ],
 )
 def test_a_wrong_name_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
