@@ -210,8 +210,14 @@ def _heard(given: list[str]) -> list[str]:
 def _with_verbs(error: Any) -> str:
     """Return the message of Typer's error; of an unknown command with those known."""
     message = str(error.format_message())
+    if error.ctx is None:
+        return message
+    if missing := re.match(r"Missing argument '(\w+)", message):
+        example = re.search(r"Example: (.*)", error.ctx.command.help or "")
+        path = " ".join(error.ctx.command_path.split()[1:])
+        return f"{path}: expected {missing[1].upper()}, got nothing" + (f"; for example: {example[1]}" if example else "")
     wrong = re.match(r"No such command '(.*)'\.", message)
-    if wrong is None or error.ctx is None:
+    if wrong is None:
         return message
     group = error.ctx
     where = " ".join(group.command_path.split()[1:])

@@ -212,6 +212,7 @@ def test_a_truncated_and_an_altered_trace(tmp_path: Path, capsys: pytest.Capture
             ["trace", "stats", "small.safetensors", "--phase", "x"],
             "trace statistics: expected phase 'prefill' or 'decode', got 'x'",
         ),
+        (["profile", "new"], "profile new: expected NAME, got nothing; for example: moesim profile new mybox --gpu"),
         (["rnu"], "unknown command 'rnu'; did you mean 'run'? known: "),
     ],
 )
