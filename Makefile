@@ -87,11 +87,11 @@ wheel: $(VENV)/.installed-dev
 	cd build/wheel/sources && ../venv/bin/python -m pytest -q $(WHEEL_TESTS)
 
 # Where there is no C++ compiler: a minute, for every change; `make wheel` takes five.
-pure-wheel: $(VENV)/.installed-dev
+pure-wheel:
 	rm -rf build/pure
 	mkdir -p build/pure/elsewhere
-	CXX=/nonexistent MOESIM_NATIVE= $(BIN)/python -m build --wheel --outdir build/pure . > build/pure/build.log
 	$(PYTHON) -m venv build/pure/venv
+	CXX=/nonexistent MOESIM_NATIVE= build/pure/venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/pure .
 	build/pure/venv/bin/python -m pip $(PIP_OPTIONS) --constraint constraints.txt build/pure/*-none-any.whl
 	cd build/pure/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --quick --out results && test -s results/timeline.json
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from moesim.engine import simulate
+from moesim.engine import native, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
@@ -25,8 +25,15 @@ from moesim.trace.formats.importing import import_trace
 from moesim.trace.predictors import FutureUse
 from moesim.trace.stats.caches import layer_hit_rates
 from moesim.trace.workload import Workload, WorkloadSpec, compose
+from tests.engine.conftest import NOT_BUILT
 from tests.helpers_shared import gpt_oss, shared_file
 
+pytestmark = pytest.mark.parametrize(  # rules that other tests compare between the engines
+    "engine",
+    [pytest.param("simpy", marks=[pytest.mark.long] if native.AVAILABLE else []),
+     pytest.param("native", marks=pytest.mark.skipif(not native.AVAILABLE, reason=NOT_BUILT))],
+    indirect=True,
+)  # fmt: skip
 RULES = ("lru", "lfu", "belady")
 Found = list[tuple[int, ...]]
 

@@ -17,7 +17,7 @@ from moesim.testing import run_tiny, tiny_workload
 from tests.engine.parts_kit import assert_alike
 
 
-@pytest.mark.parametrize("n_cases", [60, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n_cases", [30, pytest.param(120, marks=pytest.mark.long)])
 def test_native_parts_decide_as_those_in_python(engine: str, n_cases: int) -> None:
     if engine == "simpy" or not AVAILABLE:
         pytest.skip("compares the engines, once, where both are")

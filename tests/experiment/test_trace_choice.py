@@ -99,7 +99,10 @@ def test_the_law_of_lifts_by_experts_and_vintage():
         assert tuple(expected(name, n_experts))[:3] == ends
 
 
-@pytest.mark.parametrize(("n_experts", "top_k"), [(8, 2), (16, 1), (64, 6), (128, 8), (256, 8)])
+@pytest.mark.parametrize(
+    ("n_experts", "top_k"),
+    [(8, 2), (16, 1), (64, 6), *(pytest.param(n, 8, marks=pytest.mark.long) for n in (128, 256))],
+)
 def test_assumed_routing_has_the_lift_that_is_asked_for(n_experts: int, top_k: int):
     for wanted in (0.6, 1.6, 2.6):
         found = measured_lift(assumed(20, n_experts, top_k, wanted), 5)

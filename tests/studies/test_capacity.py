@@ -140,10 +140,10 @@ def test_limits_that_nobody_keeps_and_a_policy_that_cannot_run(tmp_path: Path):
 
 
 def test_a_run_at_a_rate_is_as_long_as_its_limits_need(tmp_path: Path):
-    found = small(tmp_path, policies=["lru"], ttft=100, tpot=100)
+    found = small(tmp_path, policies=["lru"], ttft=30, tpot=30)
     (lru,) = found.found
     for trial in lru.at:
-        assert trial.row["n_requests"] == max(12, math.ceil(10 * 100 * trial.row["rate"]))
+        assert trial.row["n_requests"] == max(12, math.ceil(10 * 30 * trial.row["rate"]))
         assert lru.found.value < 1.3 * trial.row["requests_per_s"]
     assert lru.found.low <= np.mean([trial.ended_per_s for trial in lru.at])
 
