@@ -48,6 +48,9 @@ TABS: Final = {
 }  # fmt: skip
 _COMPARED: Final = (LLAMA_CPP, "kt-expert", "fiddler", "hybrimoe-code", "lru")
 _PARTS, _PROFILE = "Parts", "Profile"
+_TYPED: Final = "(event) => { event.target.typed = true }"
+_ENTERED: Final = "(event) => { event.target.typed = false; emit(event.target.value) }"
+_LEFT: Final = "(event) => { if (event.target.typed && !event.relatedTarget?.closest('.q-menu')) emit(event.target.value) }"
 _REST_S: Final = 0.1  # without another choice, after which the open tab follows: it takes the thread that the next answer needs
 
 
@@ -90,7 +93,7 @@ class Page:
     def _make_controls(self) -> None:
         asked = self.question
         _heading("Model")
-        self._select("Model", model_names(), "model")
+        self._select("Model", model_names(), "model", new=True)
         self.bits = self._select("Bits per weight", list(QUANTS), "bits", new=True)
         _heading("Machine")
         self.kind = ui.toggle([_PARTS, _PROFILE], value=_PARTS, on_change=self._machine).props("no-caps dense spread")
@@ -120,13 +123,26 @@ class Page:
         _Slider("Answer", ANSWERS, ANSWERS.index(asked.answer), lambda n: self.change(answer=n), tokens, at_end=True)
 
     def _select(self, label: str, options: Sequence[str], name: str, *, new: bool = False) -> ui.select:
+        """Make a list to type into; a new one takes a text that it lacks, too: with Enter, and when it is left."""
         value = getattr(self.question, name)
         known = list(dict.fromkeys([*([value] if value else []), *options]))
-        chosen = ui.select(
-            known, value=value or None, label=label, with_input=True, new_value_mode="add-unique" if new else None,
-            on_change=lambda event: self.change(**{name: event.value or ""}),
-        )  # fmt: skip
-        return chosen.props('outlined dense options-dense input-debounce="0"').classes("w-full")
+
+        def take(event: Any) -> None:
+            text = str(event.args or "").strip()
+            if text and text != chosen.value:
+                chosen.set_options(list(dict.fromkeys([*known, text])), value=text)
+                chosen.run_method("updateInputValue", text, True)  # an open list would keep the older name in its field
+
+        with ui.element("div").classes("w-full") as around:
+            chosen = ui.select(
+                known, value=value or None, label=label, with_input=True,
+                on_change=lambda event: self.change(**{name: event.value or ""}),
+            )  # fmt: skip
+        chosen.props('outlined dense options-dense input-debounce="0"').classes("w-full")
+        if new:  # Enter and Tab of the list itself choose what it marks, which is not what was typed
+            chosen.props("disable-tab-selection").on("keydown.enter", take, js_handler=_ENTERED)
+            around.on("input", js_handler=_TYPED).on("focusout", take, js_handler=_LEFT)
+        return chosen
 
     def _text(self, label: str, name: str, left_out: str) -> None:
         ui.input(
