@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -195,7 +196,7 @@ class Page:
         self.answer = found if isinstance(found, Answer) else None
         self.shown.content = _misfit(found) if isinstance(found, str) else _answered(found, self.question)
         decode = found.decode if isinstance(found, Answer) else None
-        self.ticker.text = "does not fit" if decode is None else f"{digits(decode.value, 3)} tokens/s"
+        self.ticker.text = "does not run" if decode is None else f"{digits(decode.value, 3)} tokens/s"
         of_llama = self.question.system == LLAMA_CPP
         self.number.set_visibility(of_llama)
         self.best.set_visibility(of_llama)
@@ -205,6 +206,8 @@ class Page:
             llama = llama_of(self.question)
             self.number.become(range(llama.first, llama.last + 1), None if place.whole else place.number)
         self._show_copies()
+        if self.answer is None:
+            self._clear_tabs()
 
     # What explains it
 
@@ -269,6 +272,14 @@ class Page:
         self.tab_busy.hide()
         self._drawn = (kept, name)
         return None
+
+    def _clear_tabs(self) -> None:
+        """Show nothing of an older question."""
+        self._drawn, self._points = None, []
+        self.times.content = self.compared.content = self.upgraded.content = ""
+        self.curve.options.clear()
+        self.curve.update()
+        self.tab_busy.hide()
 
     def _show_times(self, pictures: Sequence[tuple[str, str]]) -> None:
         self.times.content = "".join((f"<h3>{escape(title)}</h3>" if title else "") + svg for title, svg in pictures)
@@ -469,7 +480,7 @@ def _one(question: Question, asking: Asking) -> Iterator[Answer | str]:
     try:
         yield answers.speed(question, asking)
     except MoesimError as error:
-        yield str(error)
+        yield re.sub(r"^recommend: (--\w+: )?", "", str(error))  # verb and option, which the page does not have
 
 
 def _pictures(answer: Answer | None, _: Asking) -> Iterator[list[tuple[str, str]]]:
@@ -477,8 +488,8 @@ def _pictures(answer: Answer | None, _: Asking) -> Iterator[list[tuple[str, str]
 
 
 def _misfit(words: str) -> str:
-    first, _, rest = words.partition(": ")
-    return f'<p class="misfit">{escape(first)}<small>{escape(rest)}</small></p>'
+    first, *rest = re.split("[:;] ", words, maxsplit=1)
+    return f'<p class="misfit">{escape(first[:1].upper() + first[1:])}<small>{escape("".join(rest))}</small></p>'
 
 
 def _answered(found: Answer, question: Question) -> str:

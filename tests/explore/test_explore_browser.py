@@ -112,6 +112,30 @@ def test_a_person_chooses_a_model_and_moves_a_slider(visit: Visit):
     assert "All experts on the CPU" in visit.page.locator(".answer").inner_text()
 
 
+@pytest.mark.parametrize("key", ["Enter", "Tab"])
+def test_a_model_that_is_typed_is_taken(visit: Visit, key: str):
+    first = visit.shown()
+    for text in ("gpt-oss-20b", "gpt-oss-21b"):
+        visit.page.get_by_label("Model", exact=True).fill(text)
+        visit.page.keyboard.press(key)
+        if text == "gpt-oss-20b":
+            visit.speed_after(first)
+            assert visit.page.get_by_label("Bits per weight", exact=True).input_value() == "MXFP4"
+    hint = visit.page.locator(".misfit", has_text="Unknown model 'gpt-oss-21b'")
+    assert "did you mean 'gpt-oss-20b'?" in hint.inner_text()
+    assert visit.page.get_by_label("Model", exact=True).input_value() == "gpt-oss-21b"
+
+
+def test_a_wrong_text_leaves_no_older_numbers(visit: Visit):
+    visit.tab("What takes the time")
+    visit.page.locator(".lane").first.wait_for()
+    visit.page.get_by_label("RAM", exact=True).fill("64GBB")
+    visit.page.locator(".misfit", has_text="got '64GBB'").wait_for()
+    visit.page.locator(".lane").first.wait_for(state="detached")
+    assert visit.shown() == ""
+    assert visit.page.locator(".bar").count() == 0
+
+
 def test_what_is_copied_gives_the_number_on_the_screen(visit: Visit, tmp_path: Path):
     shown = visit.speed_after("")
     visit.tab("Command, YAML, Python")
