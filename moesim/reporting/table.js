@@ -1,13 +1,13 @@
-// Sorting, filtering and paging of the table of results. Without it the table stands there whole.
-(() => {
-  "use strict";
+// Sorting, filtering and paging of tables. Without it they stand there whole.
+for (const table of document.querySelectorAll("table.sorts")) {
   const PAGE = 100;
-  const table = document.getElementById("runs");
+  const SHORT = 5; // lines that need no filter
+  const each = table.dataset.each; // the word for a line
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
   const nSettings = heads.length - Math.max(0, ...[...body.querySelectorAll("td[colspan]")].map((cell) => cell.colSpan));
-  const rows = [...body.rows].map((element, order) => ({ element, order, text: element.dataset.found }));
-  const names = new Set(table.dataset.names.split(" "));
+  const rows = [...body.rows].map((element, order) => ({ element, order, text: element.dataset.found ?? element.textContent.toLowerCase() }));
+  const names = new Set((table.dataset.names ?? "").split(" "));
   const collator = new Intl.Collator("en", { numeric: true });
   let shown = rows;
   let page = 0;
@@ -64,7 +64,7 @@
     for (const row of rows) row.element.hidden = !visible.has(row);
     const first = shown.length ? page * PAGE + 1 : 0;
     const last = Math.min((page + 1) * PAGE, shown.length);
-    const which = pages > 1 ? `runs ${first} to ${last} of ${shown.length}` : `${shown.length} run${shown.length === 1 ? "" : "s"}`;
+    const which = pages > 1 ? `${each}s ${first} to ${last} of ${shown.length}` : `${shown.length} ${each}${shown.length === 1 ? "" : "s"}`;
     count.textContent = shown.length < rows.length ? `${which} (${rows.length} in all)` : which;
     before.hidden = after.hidden = pages === 1;
     before.disabled = page === 0;
@@ -79,10 +79,17 @@
     return made;
   }
 
+  function tools() {
+    const made = document.createElement("p");
+    made.className = "tools";
+    table.parentElement.before(made);
+    return made;
+  }
+
   const box = document.createElement("input");
   box.type = "search";
-  box.placeholder = "Filter, such as: lru batch 8";
-  box.setAttribute("aria-label", "Filter the runs by words");
+  box.placeholder = each === "run" ? "Filter, such as: lru batch 8" : "Filter";
+  box.setAttribute("aria-label", `Filter the ${each}s by words`);
   box.addEventListener("input", filter);
   const count = document.createElement("span");
   count.setAttribute("role", "status");
@@ -93,11 +100,12 @@
   };
   const before = button("‹ previous", turn(-1));
   const after = button("next ›", turn(1));
-  document.querySelector("#results .tools").prepend(box, count, before, after);
+  const above = table.parentElement.previousElementSibling;
+  if (rows.length > SHORT || each === "run") (above.matches(".tools") ? above : tools()).prepend(box, count, before, after);
   heads.forEach((head, column) => {
     const text = head.textContent;
     head.textContent = "";
     head.append(button(text, () => sort(column)));
   });
   show();
-})();
+}

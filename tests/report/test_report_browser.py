@@ -141,6 +141,24 @@ def test_sorting_both_ways_with_failed_runs_last(watched: Watched, file: Path):
     assert column(page, "policy")[-2:] == ["prescope"] * N_FAILED
 
 
+def test_a_long_table_of_notes_is_filtered_and_sorted_and_a_short_one_of_inputs_sorted(watched: Watched, tmp_path: Path):
+    rows = rows_of(7)
+    for number, row in enumerate(rows):
+        row["notes"] = f"note {number}"
+    written = tmp_path / "report.html"
+    written.write_text(report_page(read_folder(write_folder(tmp_path / "result", rows))), encoding="utf-8")
+    page = watched.open(written)
+    notes = page.locator("#notes tbody tr:visible")
+    page.locator("#notes thead button").first.dblclick()
+    assert notes.first.inner_text().startswith("note 6")
+    page.get_by_label("Filter the notes by words").fill("NOTE 3")
+    assert notes.count() == 1 and notes.inner_text().startswith("note 3")
+    assert page.locator("#notes [role=status]").inner_text() == "1 note (7 in all)"
+    assert page.locator("#what").get_by_role("searchbox").count() == 0
+    page.locator("#what thead button").first.click()
+    assert page.locator("#what th[aria-sort=ascending]").count() == 1
+
+
 def test_filter(watched: Watched, file: Path):
     page = watched.open(file)
     box = page.get_by_role("searchbox")
