@@ -275,7 +275,10 @@ class Output:
                 raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown}; name one of these, or set timeline: null")
         self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
         self._in_gantt = [s.index for s in self._first] if needs_records(self._plots) else []
-        every = [s.index for s in experiment.specs] if config.frames else []
+        any_setting = any(
+            one.where and needs_records([one]) for one in self._plots
+        )  # which rows it means is known after the runs
+        every = [s.index for s in experiment.specs] if config.frames or any_setting else []
         steps = config.timeline.steps if config.timeline is not None else 0
         self._with_requests = [s.index for s in experiment.specs if s.workload.served]
         self.kept: dict[int, Kept] = dict.fromkeys(self._with_requests, 0) | dict.fromkeys(self._in_timeline, steps)
@@ -446,7 +449,6 @@ def _kind(name: Any, here: str, *, frames: bool) -> str:
 
 
 def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Collection[str]) -> Asked:
-    from moesim.plots.catalogue import KINDS
     from moesim.plots.drawing import read_options, with_labels
     from moesim.plots.style import MEDIA, parse_width
 
@@ -459,10 +461,6 @@ def _read(entry: Mapping[str, Any], kind: str, name: str, here: str, known: Coll
         raise ConfigError(f"{here}: where: {mistyped('a mapping of columns to values', where)}; write {{batch_size: 4}}")
     if not isinstance(labels, dict):
         raise ConfigError(f"{here}: label: {mistyped('a mapping of policies to names', labels)}; write {{dali: Ours}}")
-    if where and KINDS[kind].source == "records":
-        raise ConfigError(
-            f"{here}: where: expected none for '{kind}', which shows the first setting; `moesim plot {kind} --where` draws others"
-        )
     labels = {str(key): _typed(value) for key, value in labels.items()}
     if medium not in MEDIA:
         raise ConfigError(f"{here}: medium: {unknown_name('medium', str(medium), MEDIA)}")
@@ -606,18 +604,23 @@ def _figures(
     from moesim.plots.result_rows import shared_setting
 
     source = _source(asked.kind)
+    by_run = {outcome.row["run"]: outcome for outcome in outcomes}
     if source == "records":
+        lost: Sequence[str] = ()
+        if asked.where:
+            rows, lost = shared_setting(chosen(_frame("rows", outcomes), asked.policies, asked.where, asked.kind), asked.kind)
+            runs = {str(row["policy"]): by_run[row["run"]] for _, row in rows.iterrows()}
         for policy in asked.policies:
-            if policy not in runs:
+            if policy not in (*runs, *lost):
                 raise ConfigError(f"plot {asked.kind}: policies: {unknown_name('policy of the first setting', policy, runs)}")
-        meant = {policy: runs[policy] for policy in asked.policies or runs}
+        meant = {policy: runs[policy] for policy in asked.policies or runs if policy in runs}
         kept = {policy: outcome for policy, outcome in meant.items() if outcome.records is not None}
         if not kept:
             raise ConfigError("expected a run with records, got none")
         rows = pd.DataFrame([dict(outcome.row) for outcome in kept.values()])
         rows = relabelled(rows, rows, {one: text for one, text in asked.labels.items() if one in kept}, asked.kind)
         records = dict(zip(rows["policy"], (outcome.records for outcome in kept.values()), strict=True))
-        missing = [policy for policy in meant if policy not in kept]
+        missing = [*lost, *(policy for policy in meant if policy not in kept)]
         label = setting_label(rows, missing)
         yield asked.name, [records, next(iter(kept.values())).machine], {**asked.options, "label": label}
         return
@@ -625,7 +628,6 @@ def _figures(
     frame = relabelled(chosen(whole, asked.policies, asked.where, asked.kind), whole, asked.labels, asked.kind)
     if source == "requests":
         rows, missing = shared_setting(frame, asked.kind)
-        by_run = {outcome.row["run"]: outcome for outcome in outcomes}
         found = {str(row["policy"]): with_requests(folder, by_run[row["run"]]) for _, row in rows.iterrows()}
         yield asked.name, [served_runs(found, asked.kind)], {**asked.options, "label": setting_label(rows, missing)}
         return

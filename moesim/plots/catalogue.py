@@ -119,6 +119,10 @@ def _loaded(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:
     return lines.shown_in(frame, "plot", serving.load_of(frame, options.get("x")), options.get("panel"))
 
 
+def _cached(what: str, *more: str) -> _Shown:
+    return lambda frame, options: [*more, cache_column(frame), *lines.panel_in(frame, what, options.get("panel"))]
+
+
 _Shown = Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]
 _SHOWN: Final[Mapping[str, _Shown]] = {
     **{name: _axes(name) for name in ("decode_speed", "prefill_speed", "energy", "ladder", "speedup_lines")},
@@ -127,8 +131,12 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "throughput": _swept("throughput", lines.STREAMS),
     "speed_by_context": _swept("speed_by_context", lines.CONTEXT),
     "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],
-    "hit_rate": lambda frame, options: ["cache_ratio", cache_column(frame)],
-    "vram": lambda frame, options: [cache_column(frame)],
+    "hit_rate": lambda frame, options: [
+        "cache_ratio",
+        cache_column(frame),
+        *lines.panel_in(frame, "hit_rate", options.get("panel")),
+    ],
+    "vram": lambda frame, options: [cache_column(frame), *lines.panel_in(frame, "vram", options.get("panel"))],
     "best_setting": lambda frame, options: [name for name in settings_in(frame) if name not in best_setting.APART],
     "heatmap": lambda frame, options: [str(name) for name in (options.get("x"), options.get("y")) if name in frame],
 }

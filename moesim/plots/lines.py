@@ -97,7 +97,7 @@ _MARGIN: Final = 5.0  # percentage points
 
 
 @kind("rows", "hit rate against cache size, with Belady and chance")
-def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
+def hit_rate(frame: pd.DataFrame, metric: str | None = None, panel: str | None = None) -> Drawing:
     """Lines of the hit rate by policy against the cache ratio; Belady's emphasised, and chance.
 
     Hollow marks: hits of the cache without those of a copy that a prefetch has just brought.
@@ -106,29 +106,34 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
         decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
         metric = "hit_rate_decode" if decodes else "hit_rate"
     rows = prepared(frame, "hit_rate", ["cache_ratio", metric])
-    means = _with_prefetched(summarised(rows, ["policy", "cache_ratio"], metric), rows, metric)
+    panels = panel_in(rows, "hit_rate", panel)
+    means = _with_prefetched(rows, [*panels, "policy", "cache_ratio"], metric)
     rank = means["policy"].map(policies_of(rows).index)
     means = means.assign(rank=rank).sort_values(["rank", "cache_ratio"], kind="stable").drop(columns="rank")
+    parts = _parted(means, rows, panels)
+    means = pd.concat(parts, ignore_index=True)
     chance = pd.DataFrame({"policy": CHANCE, "cache_ratio": [0.0, 1.0], metric: [0.0, 1.0], "n": 0})
     data = pd.concat([means, chance], ignore_index=True)
     words = _WORDS.get(metric, metric.replace("_", " "))
     policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
     names = legend_names(means, policies)
-    figure, axes = new_figure(COLUMN, 2.2, "both")
-    for policy, look in looks_of(policies).items():
-        part = data[data["policy"] == policy]
-        x, y, low, high = (100 * part[name] for name in ("cache_ratio", metric, "low", "high"))
-        _line_with_intervals(axes, x, y, low, high, look, names[policy], best=policy == OPTIMUM)
-        if part["prefetched"].max() >= _SEEN:
-            _cache_alone(axes, x, y, 100 * part["prefetched"], look)
-    axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], label=CHANCE, zorder=1, **_CHANCE_LOOK)
+    figure, grid, n_columns = _grid(len(parts), 2.2)
     xlim = _limits((100 * means["cache_ratio"]).tolist())
-    axes.set(xlim=xlim, ylim=(0, 103), xlabel="cache ratio (% of all experts)", ylabel=f"{words} (%)")
+    for i, (axes, part) in enumerate(zip(grid, parts, strict=True)):
+        for policy, look in looks_of(policies).items():
+            mine = part[part["policy"] == policy]
+            x, y, low, high = (100 * mine[name] for name in ("cache_ratio", metric, "low", "high"))
+            _line_with_intervals(axes, x, y, low, high, look, names[policy], best=policy == OPTIMUM)
+            if mine["prefetched"].max() >= _SEEN:
+                _cache_alone(axes, x, y, 100 * mine["prefetched"], look)
+        axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], label=CHANCE, zorder=1, **_CHANCE_LOOK)
+        axes.set(xlim=xlim, ylim=(0, 103), ylabel="" if i % n_columns else f"{words} (%)")
+        _name_panel(axes, part, panels, "cache ratio (% of all experts)" if i + n_columns >= len(parts) else "")
     parted = bool((means["prefetched"] >= _SEEN).any())
-    handles = [*in_order(axes, names), *([Line2D([], [], label=_CACHE_ALONE, color=GREY, **_HOLLOW)] if parted else [])]
+    handles = [*in_order(grid[0], names), *([Line2D([], [], label=_CACHE_ALONE, color=GREY, **_HOLLOW)] if parted else [])]
     legend_above(figure, handles, f"{capital(words)} by cache ratio")
     notes = ["one lookup per layer visit and distinct routed expert", *([_BOUND] if OPTIMUM in names else []), *not_shown(frame)]
-    label_below(figure, rows, ["cache_ratio"], *notes, axis="cache_ratio")
+    label_below(figure, rows, ["cache_ratio", *panels], *notes, axis="cache_ratio")
     sentences = [
         "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
         _SERVED if metric.startswith("hit_rate") else "",
@@ -138,7 +143,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     ]
     what = f"{capital(words)} against the share of all experts that the GPU caches."
     sentences += [repeats_sentence(rows), not_shown_sentences(frame)]
-    return Drawing(data, figure, caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences))
+    return Drawing(data, figure, caption(what, rows, ["cache_ratio", cache_column(rows), *panels], *sentences))
 
 
 def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
@@ -157,12 +162,12 @@ def _line_with_intervals(
         axes.errorbar(x, y, yerr=[y - low, high - y], fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
 
 
-def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    column = _PREFETCHED.get(metric, "")
+def _with_prefetched(rows: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
+    means, column = summarised(rows, by, metric), _PREFETCHED.get(metric, "")
     if column not in rows or rows[column].isna().all():
         return means.assign(prefetched=math.nan)
-    parts = summarised(rows, ["policy", "cache_ratio"], column)[["policy", "cache_ratio", column]]
-    return means.merge(parts.rename(columns={column: "prefetched"}), "left", ["policy", "cache_ratio"])
+    parts = summarised(rows, by, column)[[*by, column]]
+    return means.merge(parts.rename(columns={column: "prefetched"}), "left", list(by))
 
 
 def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, look: Look) -> None:
@@ -270,6 +275,38 @@ def shown_in(frame: pd.DataFrame, what: str, x: str | None, panel: str | None = 
     return [name for name in axes_of(frame, what, x, panel) if name is not None]
 
 
+def panel_in(frame: pd.DataFrame, what: str, panel: str | None) -> list[str]:
+    """Return the setting of the panels, next to the cache on the axis, if one was asked for."""
+    cache = cache_column(frame)
+    return [] if panel is None else shown_in(frame, what, cache if cache in frame else None, panel)[1:]
+
+
+def _parted(data: pd.DataFrame, rows: pd.DataFrame, panels: Sequence[str]) -> list[pd.DataFrame]:
+    """Divide data into those of panels, in the order of the setting; without a value: first."""
+    if not panels:
+        return [data]
+    order = [group_name(value) for value in (None, *levels(rows, panels[0]))]
+    parts = [part for _, part in data.groupby(panels[0], sort=False, dropna=False)]
+    return sorted(parts, key=lambda part: order.index(group_name(part[panels[0]].iloc[0])))
+
+
+def _grid(n: int, height: float) -> tuple[Figure, list[Axes], int]:
+    """Make panels, the height of which is given if there is one; return how many stand side by side."""
+    width = width_for(COLUMN if n == 1 else TEXT)
+    n_rows = -(-n // columns_of(n, int(width / _PANEL), width, _LOW))
+    n_columns = -(-n // n_rows)
+    figure, grid = panels_of(n, n_columns, width, height if n == 1 else n_rows * _HEIGHT.get(n_rows, _LOW))
+    for axes in grid:
+        grid_of(axes, "both")
+    return figure, grid, n_columns
+
+
+def _name_panel(axes: Axes, part: pd.DataFrame, panels: Sequence[str], below: str) -> None:
+    axes.set_xlabel(below)
+    if panels:
+        panel_title(axes, named(part[panels[0]].iloc[0], panels[0]))
+
+
 @kind("rows", "throughput against concurrent streams")
 def throughput(frame: pd.DataFrame, metric: str = _SPEED, panel: str | None = None) -> Drawing:
     """Lines of the speed of all streams together, or another metric, against the batch size."""
@@ -363,14 +400,10 @@ def setting_figure(
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
     scale = axis_of(metric, float(data[metric].max()))[1]
     parts = [part for _, part in data.groupby(panel, sort=False, dropna=False)] if panel else [data]
-    width = width_for(COLUMN if len(parts) == 1 else TEXT)
-    n_rows = -(-len(parts) // columns_of(len(parts), int(width / _PANEL), width, _LOW))
-    n_columns = -(-len(parts) // n_rows)
-    figure, grid = panels_of(len(parts), n_columns, width, n_rows * _HEIGHT.get(n_rows, _LOW))
+    figure, grid, n_columns = _grid(len(parts), _HEIGHT[1])
     looks = looks_of(policies)
     tops = []
     for i, (axes, part) in enumerate(zip(grid, parts, strict=True)):
-        grid_of(axes, "both")
         below = i + n_columns >= len(parts)
         at = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x if below else "")
         for policy, legend in legend_names(data, policies).items():
@@ -408,18 +441,21 @@ MEMORY: Final = "peak_memory_bytes.gpu"
 _GIB: Final = 1 << 30
 
 
-def _memory_and_speed(rows: pd.DataFrame) -> pd.DataFrame:
-    by = [name for name in (cache_column(rows),) if name in rows]
-    data = summarised(rows, ["policy", *by], _SPEED)
-    memory = summarised(rows[rows[_SPEED].notna()], ["policy", *by], "gpu_memory_gib")["gpu_memory_gib"]
-    data.insert(1 + len(by), "gpu_memory_gib", memory.to_numpy())
+def _memory_and_speed(rows: pd.DataFrame, panels: Sequence[str]) -> list[pd.DataFrame]:
+    by = [*panels, "policy", *(name for name in (cache_column(rows),) if name in rows)]
+    data = summarised(rows, by, _SPEED)
+    memory = summarised(rows[rows[_SPEED].notna()], by, "gpu_memory_gib")["gpu_memory_gib"]
+    data.insert(len(by), "gpu_memory_gib", memory.to_numpy())
     data["comparable"] = [
         is_exact(fresh) and label != "oracle" for fresh, label in zip(data["fresh"], data["source_label"], strict=True)
     ]
+    return [_with_front(part) for part in _parted(data, rows, panels)]
+
+
+def _with_front(data: pd.DataFrame) -> pd.DataFrame:
     usable = data[data["comparable"]]
     on_front = front(usable["gpu_memory_gib"].tolist(), usable[_SPEED].tolist())
-    data["on_front"] = data.index.isin(usable.index[on_front])
-    return data
+    return data.assign(on_front=data.index.isin(usable.index[on_front]))
 
 
 def _with_memory(frame: pd.DataFrame) -> pd.DataFrame:
@@ -441,40 +477,45 @@ def front(cost: Sequence[float], gain: Sequence[float]) -> list[bool]:
 
 
 @kind("rows", "GPU memory against decode speed, with the Pareto front")
-def vram(frame: pd.DataFrame) -> Drawing:
+def vram(frame: pd.DataFrame, panel: str | None = None) -> Drawing:
     """Points of policies, and the front as a line of steps; hollow: not exact, or an oracle's."""
     rows = _with_memory(frame)
-    data = _memory_and_speed(rows)
+    panels = panel_in(rows, "vram", panel)
+    parts = _memory_and_speed(rows, panels)
+    data = pd.concat(parts, ignore_index=True)
     policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
     names = legend_names(data, policies)
-    figure, axes = new_figure(COLUMN, 2.3, "both")
-    best = data[data["on_front"]].sort_values("gpu_memory_gib", kind="stable")
-    axes.plot(best["gpu_memory_gib"], best[_SPEED], color=GREY, linewidth=3, drawstyle="steps-post", solid_joinstyle="miter",
-              alpha=0.6, zorder=1)  # fmt: skip
-    handles: list[Artist] = []
-    for policy, look in looks_of(policies).items():
-        part = data[data["policy"] == policy].sort_values("gpu_memory_gib", kind="stable")
-        filled = bool(part["comparable"].all())
-        style: dict[str, Any] = {
-            "color": look.colour, "marker": look.marker, "linestyle": look.dash, "linewidth": 0.6, "markersize": 5,
-            "markerfacecolor": look.colour if filled else WHITE, "markeredgecolor": BLACK if filled else look.colour,
-            "markeredgewidth": 0.4 if filled else 1.1,
-        }  # fmt: skip
-        axes.plot(part["gpu_memory_gib"], part[_SPEED], zorder=3, **style)
-        seeds = [part[_SPEED] - part["low"], part["high"] - part[_SPEED]]
-        axes.errorbar(
-            part["gpu_memory_gib"], part[_SPEED], yerr=seeds, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5
-        )
-        handles.append(Line2D([], [], label=names[policy], **style))
-    handles.append(Line2D([], [], color=GREY, linewidth=3, alpha=0.6, label="Pareto front"))
-    axes.margins(x=0.08)
-    axes.set(ylim=(0, 1.12 * float(data[_SPEED].max())), xlabel="peak GPU memory (GiB)", ylabel=AXES[_SPEED])
-    legend_above(figure, handles, "GPU memory and decode speed")
+    figure, grid, n_columns = _grid(len(parts), 2.3)
+    handles: dict[str, Artist] = {}
+    for i, (axes, of_panel) in enumerate(zip(grid, parts, strict=True)):
+        best = of_panel[of_panel["on_front"]].sort_values("gpu_memory_gib", kind="stable")
+        axes.plot(best["gpu_memory_gib"], best[_SPEED], color=GREY, linewidth=3, drawstyle="steps-post", solid_joinstyle="miter",
+                  alpha=0.6, zorder=1)  # fmt: skip
+        for policy, look in looks_of(policies).items():
+            part = of_panel[of_panel["policy"] == policy].sort_values("gpu_memory_gib", kind="stable")
+            filled = bool(data.loc[data["policy"] == policy, "comparable"].all())
+            style: dict[str, Any] = {
+                "color": look.colour, "marker": look.marker, "linestyle": look.dash, "linewidth": 0.6, "markersize": 5,
+                "markerfacecolor": look.colour if filled else WHITE, "markeredgecolor": BLACK if filled else look.colour,
+                "markeredgewidth": 0.4 if filled else 1.1,
+            }  # fmt: skip
+            axes.plot(part["gpu_memory_gib"], part[_SPEED], zorder=3, **style)
+            seeds = [part[_SPEED] - part["low"], part["high"] - part[_SPEED]]
+            axes.errorbar(
+                part["gpu_memory_gib"], part[_SPEED], yerr=seeds, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5
+            )
+            handles[policy] = Line2D([], [], label=names[policy], **style)
+        axes.margins(x=0.08)
+        axes.set_ylabel("" if i % n_columns else AXES[_SPEED])
+        _name_panel(axes, of_panel, panels, "peak GPU memory (GiB)" if i + n_columns >= len(parts) else "")
+    limit_panels(grid, [1.12 * float(part[_SPEED].max()) for part in parts])
+    front_line = Line2D([], [], color=GREY, linewidth=3, alpha=0.6, label="Pareto front")
+    legend_above(figure, [*handles.values(), front_line], "GPU memory and decode speed")
     hollow = "hollow: not exact, or an oracle's, and so not on the front"
-    label_below(figure, rows, [cache_column(rows)], hollow, *not_shown(frame), axis=cache_column(rows))
+    label_below(figure, rows, [cache_column(rows), *panels], hollow, *not_shown(frame), axis=cache_column(rows))
     text = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
     sentences = text, lines, repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame)
-    return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *sentences))
+    return Drawing(data, figure, caption(what, rows, [cache_column(rows), *panels], *sentences))

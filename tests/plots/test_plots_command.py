@@ -201,7 +201,7 @@ def test_the_list_names_every_kind_and_what_it_needs(run: Callable[..., Any], ca
         ("regret RESULT", "expected a folder with regret.csv, got no such file in it; name a folder of `moesim regret"),
         ("decode_speed RESULT --baseline lru", "expected no option baseline, which changes nothing in it; its options: x"),
         ("hit_rate vram RESULT --baseline lru", "hit_rate: expected no option baseline"),
-        ("vram RESULT --option layers=2", "vram: expected no option layers, which changes nothing in it; its options: none"),
+        ("vram RESULT --option layers=2", "vram: expected no option layers, which changes nothing in it; its options: panel"),
         ("reuse_map mini-mixtral --option phase", "--option: expected KEY=VALUE, got 'phase'"),
         ("reuse_map mini-mixtral --where a=b", "expected no --policies and no --where"),
         ("decode_speed RESULT --policies lru,dalli", "--policies: unknown policy of these results 'dalli'"),

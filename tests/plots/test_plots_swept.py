@@ -7,7 +7,7 @@ import pytest
 from moesim.core.colours import BLACK
 from moesim.errors import ConfigError
 from moesim.plots.bars import decode_speed
-from moesim.plots.catalogue import figures_of
+from moesim.plots.catalogue import KINDS, figures_of
 from moesim.plots.heatmap import heatmap
 from moesim.plots.lines import speed_by_context, speedup_lines, throughput
 from moesim.plots.style import drawn_wide
@@ -139,3 +139,22 @@ def test_runs_without_a_value_of_the_setting_have_their_place():
     assert lines(drawn.figure) == {"b": [[0, pytest.approx(2)], [1, pytest.approx(3)]]}
     assert [t.get_text() for t in drawn.figure.axes[0].get_xticklabels()] == ["-", "64"]
     assert decode_speed.drawing(frame).data["decode_tokens_per_s"].tolist() == [2, 4, 1, 3]
+
+
+def test_panels_of_hit_rates_and_memory_are_those_that_are_asked_for():
+    settings = [{"batch_size": b, "cache_ratio": c} for b in (4, 1) for c in (0.25, 0.5)]
+    frame = rows(*(("a", one["batch_size"] + one["cache_ratio"], one) for one in settings), ("b", 9.0, settings[0]))
+    frame = frame.assign(**{"hit_rate_decode": frame["cache_ratio"] / 2, "peak_memory_bytes.gpu0": frame["cache_ratio"] * 2**30})
+    for name, label in (("hit_rate", "cache ratio (% of all experts)"), ("vram", "peak GPU memory (GiB)")):
+        assert len(list(figures_of(name, frame, {}))) == 2  # a figure for each batch size
+        ((_, part),) = figures_of(name, frame, {"panel": "batch"})
+        drawn = KINDS[name].drawing(part, panel="batch")
+        left, right = drawn.figure.axes
+        assert [axes.get_title(loc="left") for axes in (left, right)] == ["batch 1", "batch 4"]
+        assert (left.get_xlabel(), right.get_ylabel()) == (label, "")
+        assert "mean over" not in drawn.caption.lower()
+        with pytest.raises(ConfigError, match="panel: expected another setting than that of x"):
+            KINDS[name].drawing(part, panel="cache")
+    assert drawn.data[["batch_size", "policy", "on_front"]].to_numpy().tolist() == [
+        [1, "a", True], [1, "a", True], [4, "a", False], [4, "a", False], [4, "b", True],
+    ]  # fmt: skip
