@@ -26,7 +26,7 @@ def collected(state: State, actions: Iterable[Any]) -> list[Any]:
     # A generator must not see its own consequences.
     if isinstance(actions, Action):  # a tuple itself: its fields are no actions
         fail(state, f"decide returned a bare {actions!r}", "return a list of actions")
-    if not isinstance(actions, Iterable):
+    if isinstance(actions, str) or not isinstance(actions, Iterable):
         fail(state, f"decide returned {short_repr(actions)}", "return a list of actions")
     return list(actions)
 

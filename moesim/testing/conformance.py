@@ -203,8 +203,18 @@ def examine_policy(
         checks += [*_constructor(make), *_methods(policy)]
         caches = {n: _cache(make, n, hardware, tell) for n in slots}
         ample = caches[max(slots)].verdict != "failed" or not _each(max(slots))
-        checks += [check if ample else check._replace(remedy="") for check in caches.values()]
+        checks += _merged({n: check if ample else check._replace(remedy="") for n, check in caches.items()})
     return Report(_called(policy), (hardware or machine_of(policy)).name, tuple(checks))
+
+
+def _merged(caches: Mapping[int, Check]) -> list[Check]:
+    """Report a failure that several caches have once, at the first of them."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for slots, check in caches.items():
+        alike = check[2:4] if check.verdict == "failed" else (check.what,)
+        found.setdefault(alike, []).append(slots)
+    several = {some[0]: f"{', '.join(map(str, some[:-1]))} and {some[-1]} cache slots" for some in found.values() if some[1:]}
+    return [caches[some[0]]._replace(what=several.get(some[0], caches[some[0]].what)) for some in found.values()]
 
 
 def _declaration(policy: Any) -> Check:

@@ -128,7 +128,7 @@ def test_one_action_without_a_list(decision_ns: int) -> None:
 
 
 @pytest.mark.parametrize("decision_ns", [0, 7])
-@pytest.mark.parametrize("answer", [42, True, object])
+@pytest.mark.parametrize("answer", [42, True, object, "run all"])
 def test_an_answer_that_is_no_list(answer: Any, decision_ns: int) -> None:
     script = Script({("Routed", 0, 0, 0): lambda event, view: answer}, copies=ALL)
     message = refused(PolicyError, lambda: play(script, ONE, name="wild", decision_ns=decision_ns))

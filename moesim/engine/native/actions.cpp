@@ -145,7 +145,7 @@ static void apply_one(State &state, PyObject *action, Groups &groups) {
 nb::object collected(State &state, nb::handle actions) {
     for (PyTypeObject *type : state.py.action)  // a tuple itself: its fields are no actions
         if (PyObject_TypeCheck(actions.ptr(), type)) fail(state, "decide returned a bare " + repr_of(actions), "return a list of actions");
-    if (!truth(ask(state, attr(state.py.texts, "is_iterable"), {ref(actions)}).ptr()))
+    if (PyUnicode_Check(actions.ptr()) || !truth(ask(state, attr(state.py.texts, "is_iterable"), {ref(actions)}).ptr()))
         fail(state, "decide returned " + short_repr(state, actions), "return a list of actions");
     return own(PySequence_List(actions.ptr()));
 }
