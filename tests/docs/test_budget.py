@@ -18,7 +18,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "studies": 13_542,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
     "trace": 10_190,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache
     "live": 6_087,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
-    "plots": 6_060,  # 4,300; latency by load, goodput, requests and slots over time; the best setting; texts never collide; panels of hit rates
+    "plots": 6_060,  # 4,300; latency by load, goodput, requests over time; the best setting; texts never collide; panels
     "experiment": 5_162,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
     "cli": 3_675,  # with api 4,000; explore; parts, pastes, one screen, measured engines; capacity, schedulers
     "api": 2_114,  # engines; answers without a machine; capacity, requests of a result; league, papers, figures, replays
