@@ -16,6 +16,9 @@ from pathlib import Path
 class MoesimError(Exception):
     """Base of everything moesim raises on purpose."""
 
+    of_command: str | None = None
+    """The message as a command prints it, with its options, where a function has named its arguments instead."""
+
 
 class InputError(MoesimError):
     """An input of the user is wrong; the command line exits with 2 and writes nothing."""

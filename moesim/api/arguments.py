@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -12,7 +13,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from moesim.errors import ConfigError, ModelError, unknown_name
+from moesim.errors import ConfigError, ModelError, MoesimError, unknown_name
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, builtin_models, load_model
@@ -26,6 +27,7 @@ T = TypeVar("T")
 KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "flag": (lambda value: isinstance(value, bool), "True or False"),
     "count": (lambda value: isinstance(value, Integral) and int(value) >= 1, "a whole number of at least 1"),
+    "whole": (lambda value: isinstance(value, Integral) and int(value) >= 0, "a whole number of at least 0"),
     "number": (lambda value: isinstance(value, Real), "a number"),
     "text": (lambda value: isinstance(value, str), "a text"),
     "size": (lambda value: isinstance(value, str), "a text with a unit, such as '12GiB'"),
@@ -52,7 +54,10 @@ def _are_names(value: Any) -> bool:
 
 
 def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check names of arguments, and values by their kind or annotation; None is allowed where it is the default."""
+    """Check names of arguments, and values by their kind or annotation; None is allowed where it is the default.
+
+    Errors of the function name its arguments where they name the options of its command.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         known = signature(function)
@@ -71,11 +76,42 @@ def checked(place: str, **kinds: str) -> Callable[[Callable[P, T]], Callable[P, 
                 fits, words = KINDS[asked[name]]
                 if not fits(value) or (isinstance(value, bool) and asked[name] != "flag"):
                     raise ConfigError(f"{place}: {name}: expected {words}, got {value!r}; give one")
-            return function(*arguments, **options)
+            try:
+                return function(*arguments, **options)
+            except MoesimError as error:
+                if error.of_command is None:
+                    error.of_command = str(error)
+                    error.args = (_without_options(error.of_command, place, known),)
+                raise
 
         return call
 
     return decorate
+
+
+_ARGUMENTS: Final = {"column": "columns", "set": "overrides", "option": "options"}
+"""Options -> arguments, where these have another name."""
+
+
+def _without_options(message: str, place: str, known: Signature) -> str:
+    """Name arguments where a message names options of the command.
+
+    "--out a: expected nothing there, got a file; add --overwrite" becomes "trace.split: out a: ...; pass overwrite=True".
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        name = found[2].replace("-", "_")
+        name = next((one for one in (name, f"{name}_", _ARGUMENTS.get(name, name)) if one in known.parameters), "")
+        if not name:
+            return found[0]
+        if str(known.parameters[name].annotation) != "bool":
+            return f"{found[1] or ''}{name}{found[3] or ''}"
+        return f"{'pass ' if found[1] else ''}{name}=True"
+
+    named = re.sub(r"(\badd )?--([a-z][a-z0-9-]*)( uniform)?", argument, message)
+    if message.startswith("--") and named[:2] != "--":
+        return f"{place}: {named}"
+    return re.sub(rf"^{place.replace('.', ' ')}: ", f"{place}: ", named)
 
 
 _KEYS: Final = {

@@ -24,8 +24,7 @@ def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False,
         if path.is_symlink():
             raise ConfigError(f"{option} {path}: expected nothing there, got a link to {os.readlink(path)}; choose another name")
         if path.exists() and not overwrite:
-            how = "add --overwrite" if option.startswith("-") else "pass overwrite=True"
-            raise ConfigError(f"{option} {path}: expected nothing there, got a file; {how} or choose another name")
+            raise ConfigError(f"{option} {path}: expected nothing there, got a file; add --overwrite or choose another name")
         if path.exists():
             _check_replaceable(path, option)
         _try_writing(nearest_folder(path.parent), path.name)

@@ -146,11 +146,11 @@ def main(arguments: list[str] | None = None) -> int:
         command = typer.main.get_command(_whole()) if _COMPLETE in os.environ else _command(verb)
         result = command(args=arguments, prog_name="moesim", standalone_mode=False)
     except InputError as error:
-        return _fail(str(error), 2)
+        return _fail(error.of_command or str(error), 2)
     except InterruptError as error:
         return _fail(str(error), _INTERRUPTED)
     except MoesimError as error:
-        return _fail(str(error), 1)
+        return _fail(error.of_command or str(error), 1)
     except typer.Exit as stop:
         return stop.exit_code
     except KeyboardInterrupt:

@@ -13,6 +13,13 @@ from moesim.core.text import complain, say
 
 if TYPE_CHECKING:
     from moesim.api.studies import Study
+    from moesim.api.traces import ImportedTrace, WrittenTrace
+
+
+def said(found: ImportedTrace | WrittenTrace) -> None:
+    """Print as remarks what a function has written."""
+    for line in found.text().splitlines():
+        say(line)
 
 
 def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:

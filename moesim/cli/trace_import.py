@@ -9,18 +9,13 @@ from typing import Annotated
 
 import typer
 
-from moesim.api.outputs import check_out
 from moesim.cli.options import Overwrite, name_or_mapping
-from moesim.core.files import scratch_beside
+from moesim.cli.outputs import said
 from moesim.core.limits import COUNT, EXPERTS, LAYERS
-from moesim.core.text import say
 from moesim.errors import InputError
-from moesim.model import load_model
-from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.calibrating import Additions, extend, with_popularity
+from moesim.trace.calibrating import Additions
 from moesim.trace.formats.contract import AXES
-from moesim.trace.formats.counts import read_counts
-from moesim.trace.formats.importing import LABELS, model_file
+from moesim.trace.formats.importing import LABELS
 
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
 Uniform = StrEnum("Uniform", ["uniform"])
@@ -105,22 +100,16 @@ def trace_import(
     Example: moesim trace import routes/ --model qwen3-30b-a3b --calibrate 0.25 --out theirs.safetensors
     """
     wanted = additions(calibrate, "--calibrate", seed, hold_back, weights, scores)
-    check_out(out, suffix=SUFFIX, overwrite=overwrite)
-    if model is not None:
-        check_out(model_file(out), overwrite=overwrite)  # it may be written, too
-    asked = None if model is None else name_or_mapping(model, "--model")
-    spec = load_model(asked, "--model") if isinstance(asked, dict) else None  # a name may be of no model that is known
     from moesim.api.traces import import_  # what knows every policy takes a while to import
 
     found = import_(
-        sources, out, format=form, model=model if spec is None else spec, label=label, n_experts=n_experts, n_layers=n_layers,
-        top_k=top_k, first_layer=first_layer, phase=None if phase is None else phase.value,
-        n_prompt=None if n_prompt is None else _numbers(n_prompt), axes=None if axes is None else _axes(axes),
+        sources, out, format=form, model=None if model is None else name_or_mapping(model, "--model"), label=label,
+        n_experts=n_experts, n_layers=n_layers, top_k=top_k, first_layer=first_layer,
+        phase=None if phase is None else phase.value, n_prompt=None if n_prompt is None else _numbers(n_prompt), axes=None if axes is None else _axes(axes),
         columns=_columns(column or []), incomplete=incomplete.value, calibrate=wanted.share, hold_back=wanted.held_back,
         seed=wanted.seed, weights=wanted.weights, scores=wanted.scores, overwrite=overwrite,
     )  # fmt: skip
-    for line in found.text().splitlines():
-        say(line)
+    said(found)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -180,19 +169,11 @@ def trace_calibrate(
     Example: moesim trace calibrate theirs.safetensors --share 0.25 --out calibrated.safetensors
     """
     wanted = additions(share, "--share", seed, hold_back, weights, scores)
-    check_out(out, suffix=SUFFIX, overwrite=overwrite)
-    path = find_trace(trace)
-    if path.resolve() == out.resolve():
-        raise InputError(f"--out {out}: expected another file than the trace that is read, got the same; choose another name")
-    if counts is not None and share is not None:
-        raise InputError(f"--counts {counts}: expected no --share next to it, got {share:g}; tables have one source")
-    with scratch_beside(out) as folder:
-        made = Trace.read(path)
-        if counts is not None:
-            made = with_popularity(made, read_counts(counts, made.n_layers, made.n_experts), str(counts))
-        if counts is None or wanted.any:
-            made = extend(made, wanted, trace, folder)
-        made.write(out)
-    from moesim.api.traces import describe
+    from moesim.api.traces import calibrate  # what knows every policy takes a while to import
 
-    say(f"wrote {out}: {describe(made)}")
+    said(
+        calibrate(
+            trace, out, share=share, counts=counts, hold_back=wanted.held_back, seed=wanted.seed, weights=wanted.weights,
+            scores=wanted.scores, overwrite=overwrite,
+        )
+    )  # fmt: skip

@@ -7,12 +7,8 @@ from typing import Annotated
 
 import typer
 
-from moesim.api.outputs import check_out
 from moesim.cli.options import Overwrite
-from moesim.core.text import say
-from moesim.errors import InputError
-from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.derived import split_experts
+from moesim.cli.outputs import said
 
 
 def trace_split(
@@ -27,10 +23,6 @@ def trace_split(
 
     Example: moesim trace split mini-mixtral --out split.safetensors
     """
-    check_out(out, suffix=SUFFIX, overwrite=overwrite)
-    path = find_trace(trace)
-    if path.resolve() == out.resolve():
-        raise InputError(f"--out {out}: expected another file than the trace that is read, got the same; choose another name")
-    made = split_experts(Trace.read(path), units, trace)
-    made.write(out)
-    say(f"wrote {out}: {made.n_experts} units in each of {made.n_layers} layers, {made.top_k} of them for a token")
+    from moesim.api.traces import split  # what knows every policy takes a while to import
+
+    said(split(trace, out, units=units, overwrite=overwrite))

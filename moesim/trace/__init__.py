@@ -16,8 +16,18 @@ __all__ = [
 ]
 
 
+_FOR_USERS = {
+    **dict.fromkeys(("calibrate", "export", "import_", "split"), "traces"),
+}
+"""Functions for users, which need everything above traces, by the module of `moesim.api` that has them."""
+
+
 def __getattr__(name: str) -> Any:
-    """Load `import_`, which is a function for users and needs everything above traces, when it is first used."""
-    if name != "import_":
+    """Load a function for users when it is first used."""
+    if name not in _FOR_USERS:
         raise AttributeError(f"module 'moesim.trace' has no attribute {name!r}")
-    return import_module("moesim.api.traces").import_
+    return getattr(import_module(f"moesim.api.{_FOR_USERS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FOR_USERS})
