@@ -18,7 +18,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config, refuse_served
 from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.routing import choose_traces, name_of_given, with_routing
+from moesim.experiment.routing import choose_traces, name_of_given
 from moesim.experiment.run import Results
 from moesim.experiment.store import read_summary
 from moesim.experiment.sweep import quick as made_quick
@@ -167,7 +167,7 @@ def comparison(
     if hit_rate is not None and trace is not None:
         raise ConfigError(f"{place}: expected trace or hit_rate, got both; a hit rate is for routing that nobody recorded")
     if trace is not None:
-        raw["trace"] = _routing(trace, {} if given is None else given, f"{place}: trace")
+        raw["trace"] = routing_of(trace, {} if given is None else given, f"{place}: trace")
     _override(raw, overrides, place)
     if "trace" not in raw:
         for line in choose_traces(raw, place, hit_rate=hit_rate, imports=imports):
@@ -192,7 +192,7 @@ def served_question(
     else:
         raw["cache"] = _sizes(cache)
     if trace is not None:
-        raw["trace"] = _routing(trace, given, f"{place}: trace")
+        raw["trace"] = routing_of(trace, given, f"{place}: trace")
     _override(raw, overrides, place)
     if "trace" not in raw:
         for line in choose_traces(raw, place, ends=False):
@@ -263,7 +263,7 @@ def parsed(
         place = verb
         raw = written({key: value for key, value in experiment.items() if key != "trace"}, place)
         if "trace" in experiment:
-            raw["trace"] = _routing(experiment["trace"], given, f"{place}: trace")
+            raw["trace"] = routing_of(experiment["trace"], given, f"{place}: trace")
         _override(raw, overrides, place)
         config = parse_config(raw, place)
     else:
@@ -352,10 +352,10 @@ def executed(
     return results
 
 
-def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
+def routing_of(trace: Any, given: dict[str, Trace], place: str) -> Any:
     """Write traces; objects get a name by their content, by which the experiment finds them."""
     if isinstance(trace, list | tuple):
-        return [_routing(one, given, place) for one in trace]
+        return [routing_of(one, given, place) for one in trace]
     if not isinstance(trace, Trace):
         return written(trace, place)
     name = NAMES.get(trace) or name_of_given(trace)

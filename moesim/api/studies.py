@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Study(Answer):
-    """The answer of `moesim.whatif`, `moesim.diff`, `moesim.regret`, `moesim.capacity` or `moesim.league`.
+    """The answer of a question over many runs, such as `moesim.whatif`.
 
     Attributes
     ----------
@@ -37,6 +37,8 @@ class Study(Answer):
         Everything that was found.
     failures : list of str
         One line for each run that failed.
+    notes : list of str
+        What else a reader has to know.
     """
 
     found: Any
@@ -45,6 +47,7 @@ class Study(Answer):
     rows: list[dict[str, Any]]
     _text: Callable[[Format], str]
     files: Callable[[], dict[str, bytes]]
+    notes: Sequence[str] = ()
 
     def _rows(self) -> list[dict[str, Any]]:
         return self.rows

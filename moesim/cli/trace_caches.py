@@ -9,11 +9,11 @@ import typer
 
 from moesim.cli.options import HitRate, Jobs, Printed, name_or_mapping, policy_list
 from moesim.core.limits import COUNT, TOKENS
-from moesim.core.table import Format, render, render_records
+from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
 
-_RATES = {"hit %": "hit_rate_decode", "warm %": "hit_rate_decode_warm"}
+_PLACE = "trace caches"
 
 
 def trace_caches(
@@ -39,36 +39,14 @@ def trace_caches(
 
     Example: moesim trace caches mini-mixtral --requests 2 --slots 25%,50% --policies lru,s3-fifo,belady
     """
-    from moesim.experiment.report import at_lifts, range_of_lifts, uncertain_orders
-    from moesim.model import load_model
-    from moesim.studies.cache_rules import cache_rates
+    from moesim.api.caches import caches
 
-    place = "trace caches"
-    found = cache_rates(
-        policy_list(policies, f"{place}: --policies"),
-        model=None if model is None else load_model(name_or_mapping(model, "--model"), f"{place}: --model"),
-        trace=None if trace is None else name_or_mapping(trace, place), hit_rate=hit_rate,
-        slots=read_yaml_value(f"[{slots}]", f"{place}: --slots"),
-        batch=batch, requests=requests, prompt=prompt, decode=decode, jobs=jobs, progress=True,
+    found = caches(
+        None if trace is None else name_or_mapping(trace, _PLACE),
+        model=None if model is None else name_or_mapping(model, "--model"), hit_rate=hit_rate,
+        policies=policy_list(policies, f"{_PLACE}: --policies"), slots=read_yaml_value(f"[{slots}]", f"{_PLACE}: --slots"),
+        batch=batch, requests=requests, prompt=prompt, decode=decode, jobs=jobs,
     )  # fmt: skip
-    say(found.routing)
-    rows = []
-    for row in found.rows:
-        rates = {name: at_lifts(row, key, 100) for name, key in _RATES.items()}
-        middle = {name: values[len(values) // 2] for name, values in rates.items()}
-        size = {"policy": row["policy"], "slots": float(row["cache_slots"]) / found.n_layers}
-        rows.append({**size, **middle, "over lifts": range_of_lifts(row, "hit_rate_decode_warm", 100)})
-    if form.for_programs:
-        sys.stdout.write(render_records(rows, form))
-    else:
-        names = [name for name in ("policy", "slots", *_RATES, "over lifts") if name != "over lifts" or found.assumed]
-        cells = [
-            [f"{row[name]:.1f}" if name in _RATES else f"{row[name]:g}" if name == "slots" else row[name] for name in names]
-            for row in rows
-        ]
-        sys.stdout.write(render(names, cells, form, names[1:]))
-    for line in [
-        *uncertain_orders(found.rows, "hit_rate_decode_warm"),
-        *(f"{name}: {why}" for name, why in found.refused.items()),
-    ]:
+    sys.stdout.write(found.text(form))
+    for line in found.notes:
         say(line)

@@ -58,10 +58,10 @@ class CacheRates:
 def cache_rates(
     policies: Sequence[Any], *, model: ModelSpec | None = None, trace: Any = None, hit_rate: str | None = None,
     slots: Sequence[Any] = (0.125, 0.25, 0.375, 0.5), batch: int = 1, requests: int = 8, prompt: int = 0, decode: int = 256,
-    jobs: int | None = None, progress: bool = False,
+    jobs: int | None = None, progress: bool = False, known: dict[str, Trace] | None = None,
 ) -> CacheRates:  # fmt: skip
     """Simulate caches of some sizes, slots of a layer or shares of its experts, on a trace or on made-up routing."""
-    known: dict[str, Trace] = {}
+    known = {} if known is None else known
     if trace is None:
         if model is None:
             raise ConfigError(f"{PLACE}: expected a trace or --model, got neither; add one")

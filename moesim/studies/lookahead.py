@@ -17,7 +17,7 @@ import numpy as np
 
 from moesim.core.student import line
 from moesim.experiment.config import parse_config
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, written_key
 from moesim.experiment.run import run_experiment
 from moesim.experiment.workers import Workers
 from moesim.model import load_model
@@ -178,8 +178,8 @@ class Sight:
 
 
 def see_layers(
-    written: str | Mapping[str, Any], trace: Trace, hardware: str, workers: Workers, *, layers: Sequence[int] = LAYERS,
-    shares: Sequence[float] = LAYER_SHARES,
+    written: str | Mapping[str, Any], trace: Trace, hardware: str | Mapping[str, Any], workers: Workers, *,
+    layers: Sequence[int] = LAYERS, shares: Sequence[float] = LAYER_SHARES,
 ) -> tuple[list[Sight], list[str]]:  # fmt: skip
     """Simulate requests one by one with 4-bit experts; return results, and why sizes lack."""
 
@@ -210,7 +210,12 @@ def see_layers(
 
 
 def _experiment(
-    written: str | Mapping[str, Any], trace: Trace, model: str, hardware: str, share: float, layers: Sequence[int]
+    written: str | Mapping[str, Any],
+    trace: Trace,
+    model: str,
+    hardware: str | Mapping[str, Any],
+    share: float,
+    layers: Sequence[int],
 ) -> Experiment:
     top_k = load_model(model).top_k
     tokens, requests = min(_TOKENS, int(trace.requests.n_decode.min())), min(_REQUESTS, len(trace.requests.n_decode))
@@ -222,4 +227,4 @@ def _experiment(
         "cache": {"ratio": share}, "plots": [], "timeline": None,
         "policies": [{"name": "composed", "placement": "none", "prefetch": one} for one in ("none", *ahead)],
     }  # fmt: skip
-    return Experiment(parse_config(raw, _PLACE), _PLACE)
+    return Experiment(parse_config(raw, _PLACE), _PLACE, known={written_key(written): trace})

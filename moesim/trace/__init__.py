@@ -18,6 +18,8 @@ __all__ = [
 
 _FOR_USERS = {
     **dict.fromkeys(("calibrate", "export", "import_", "split"), "traces"),
+    **dict.fromkeys(("caches", "lookahead"), "caches"),
+    "catalogue": "catalogue",
 }
 """Functions for users, which need everything above traces, by the module of `moesim.api` that has them."""
 

@@ -18,7 +18,9 @@ PUBLIC = {  # verbs whose function is in `moesim`
         "league", "regret",
     )},
     "trace import": "trace.import_", "trace stats": "stats",
-    **{verb: verb for verb in ("trace calibrate", "trace export", "trace split")},
+    **{verb: verb for verb in (
+        "trace caches", "trace calibrate", "trace catalogue", "trace export", "trace lookahead", "trace split",
+    )},
 }  # fmt: skip
 BELOW = {  # verbs whose command prints or writes what another function returns
     "demo": "moesim:compare",
@@ -37,9 +39,6 @@ BELOW = {  # verbs whose command prints or writes what another function returns
     "profile compare": "moesim.live.profiler.show:compare",
     "trace record": "moesim.recorder.session:record_trace",
     "trace learn": "moesim.recorder.learned:train_on",
-    "trace catalogue": "moesim.trace.catalogue:catalogue",
-    "trace caches": "moesim.studies.cache_rules:cache_rates",
-    "trace lookahead": "moesim.studies.lookahead:look_ahead",
     "trace synthesize": "moesim.trace.synthesis:synthesize",
     "trace fit": "moesim.trace.synthesis.fit:fit",
 }
@@ -54,6 +53,7 @@ TERMINAL = {  # options that are about what is printed, or that another function
     "recommend": {"out"}, "capacity": {"out"}, "regret": {"out"},  # save
     "calibrate": {"file", "model", "hardware", "engine"},  # observations, models, base, and the engine of the base
     "trace stats": {"plot"},  # save
+    "trace lookahead": {"out"},  # save
     "trace import": {"form"}, "trace export": {"form"},  # format
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ ONLY = {  # who may import what
         "hardware.*",
         "model.parts",
         "policies.*",
-        "trace.catalogue",
+        "trace.recordings",
     ],
     "distributed": ["experiment.workers"],
     "jinja2": ["reporting.*"],

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from moesim.api.caches import layers_table
 from moesim.cli.diff import diff as command
 from moesim.cli.regret import regret
-from moesim.cli.trace_lookahead import layers_table, trace_lookahead
+from moesim.cli.trace_lookahead import trace_lookahead
 from moesim.core.record_table import RecordTable
 from moesim.core.table import Format
 from moesim.errors import ConfigError
@@ -227,7 +228,7 @@ def test_regret_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     rows = list(csv.DictReader((tmp_path / "out" / "regret.csv").read_text().splitlines()))
     assert len(rows) == 2 * len(ORDERS) * len(DECISIONS)
     assert drawn == ["regret-0", "regret-1"]  # one a setting
-    with pytest.raises(ConfigError, match=r"--policies: .*'lfu'"):
+    with pytest.raises(ConfigError, match=r"small.yaml: policies: .*'lfu'"):
         regret(file, "lfu", [], small=True, jobs=1, out=None, form=Format.TABLE)
 
 

@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from moesim.cli.main import main
 from moesim.model import load_model
 from moesim.trace import Trace
-from moesim.trace.catalogue import Entry, catalogue
 from moesim.trace.formats.importing import formats
+from moesim.trace.recordings import Entry, recordings
 from moesim.trace.synthesis import parameter_names
 from tests.helpers_shared import shared_file
 from tests.trace.import_kit import routing
 
-ENTRIES = catalogue()
+ENTRIES = recordings()
 IMPORTED = {"gpt-oss-20b": ("gpt-oss-20b", "decode_routing.npz"), "bigmoe-edge": ("bigmoe-on-edge", "qwen.route.csv")}
 """Where the files of recordings may lie."""
 

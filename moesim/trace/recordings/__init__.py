@@ -1,6 +1,6 @@
 """Public routing of real models, what it lacks, and the command that makes a trace of it.
 
-Entries of `catalogue.yaml` say what the publisher states, or what was counted in the file.
+Entries of `recordings.yaml` say what the publisher states, or what was counted in the file.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class Entry(_Part):
         return self
 
 
-def catalogue() -> dict[str, Entry]:
+def recordings() -> dict[str, Entry]:
     """Read all entries, by name."""
-    text = resources.files(__name__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    entries = [Entry.model_validate(raw) for raw in read_yaml_value(text, "catalogue.yaml")]
+    text = resources.files(__name__).joinpath("recordings.yaml").read_text(encoding="utf-8")
+    entries = [Entry.model_validate(raw) for raw in read_yaml_value(text, "recordings.yaml")]
     return {entry.name: entry for entry in entries}
 
 
 def find_entry(name: str) -> Entry:
     """Find an entry by its name."""
-    known = catalogue()
+    known = recordings()
     if name not in known:
         raise ConfigError(unknown_name("recording", name, known))
     return known[name]
