@@ -18,7 +18,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, merge, parse_config, refuse_served
 from moesim.experiment.folder import Output
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.routing import choose_traces, name_of_given
+from moesim.experiment.routing import choose_traces, name_of_given, with_routing
 from moesim.experiment.run import Results
 from moesim.experiment.store import read_summary
 from moesim.experiment.sweep import quick as made_quick

@@ -106,8 +106,9 @@ def trace_import(
         sources, out, format=form, model=None if model is None else name_or_mapping(model, "--model"), label=label,
         n_experts=n_experts, n_layers=n_layers, top_k=top_k, first_layer=first_layer,
         phase=None if phase is None else phase.value, n_prompt=None if n_prompt is None else _numbers(n_prompt),
-        axes=None if axes is None else _axes(axes), columns=_columns(column or []), incomplete=incomplete.value, calibrate=wanted.share, hold_back=wanted.held_back,
-        seed=wanted.seed, weights=wanted.weights, scores=wanted.scores, overwrite=overwrite,
+        axes=None if axes is None else _axes(axes), columns=_columns(column or []), incomplete=incomplete.value,
+        calibrate=wanted.share, hold_back=wanted.held_back, seed=wanted.seed, weights=wanted.weights, scores=wanted.scores,
+        overwrite=overwrite,
     )  # fmt: skip
     said(found)
 

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from moesim.api.outputs import all_or_none, check_out, note_written
 from moesim.cli.options import Overwrite
-from moesim.core.files import scratch_beside
+from moesim.cli.outputs import said
 from moesim.core.limits import COUNT, REPEATS, TOKENS
-from moesim.core.progress import Progress
-from moesim.core.table import Format, render, render_records
+from moesim.core.table import Format
 from moesim.core.text import say
-from moesim.errors import ConfigError
-from moesim.trace import SUFFIX, Trace, find_trace
-from moesim.trace.derived import subset
-
-if TYPE_CHECKING:
-    from moesim.trace.synthesis.figures import Targets
-    from moesim.trace.synthesis.fit import Match
-    from moesim.trace.synthesis.parameter_set import ParameterSet
-
-_DEFAULT_BASE = "mixtral-8x7b"
-_TWO_HALVES = 4  # requests, at least
-_FRESH = 1000  # fresh seeds count from here, unless a fit used them
 
 
 def synthesize(
@@ -50,23 +35,14 @@ def synthesize(
 
     Example: moesim trace synthesize --parameters mixtral-8x7b --requests 2 --prompt 8 --decode 8 --out synthetic.safetensors
     """
-    from moesim.trace.synthesis import read_parameters  # SciPy takes most of a second to import
-    from moesim.trace.synthesis import synthesize as make
+    from moesim.api.synthetic import synthesize as make  # SciPy takes most of a second to import
 
-    check_out(out, suffix=SUFFIX, overwrite=overwrite)
-    for option, count in (("--signals", signals), ("--inputs", inputs)):
-        if count is not None and count > requests:
-            raise ConfigError(f"{option} {count}: expected at most the {requests} of --requests, got {count}; lower it")
-    found = read_parameters(parameters)
-    rows = requests * (prompt + decode)
-    with scratch_beside(out) as folder, Progress(rows) as bar:
-        bar.describe(f"synthesizing {found.model}")
-        trace = make(
-            found, n_requests=requests, n_prompt=prompt, n_decode=decode, seed=seed, n_signal_requests=signals,
-            n_input_requests=inputs, scores=scores, folder=folder, progress=bar.advance,
-        )  # fmt: skip
-        trace.write(out)
-    say(f"wrote {out}: {rows} tokens of {requests} synthetic requests of {found.model}")
+    said(
+        make(
+            parameters, out, requests=requests, prompt=prompt, decode=decode, seed=seed, signals=signals, inputs=inputs,
+            scores=scores, overwrite=overwrite,
+        )
+    )  # fmt: skip
 
 
 def fit(
@@ -89,78 +65,13 @@ def fit(
 
     Example: moesim trace fit --targets mixtral-8x7b --from mixtral-8x7b --only-report --fresh 1
     """
-    from moesim.trace.synthesis import read_parameters  # SciPy takes most of a second to import
-    from moesim.trace.synthesis.figures import read_targets
-    from moesim.trace.synthesis.fit import fit as fit_parameters
-    from moesim.trace.synthesis.fit import free_parameters, most_traces, report
+    from moesim.api.synthetic import fit as fit_parameters  # SciPy takes most of a second to import
 
-    if (targets is None) == (trace is None):
-        raise ConfigError("trace fit: expected either --targets or --trace, got both or neither; give one")
-    if out is not None and only_report:
-        raise ConfigError("trace fit: expected --out or --only-report, got both; leave one out")
-    if hold_out and trace is None:
-        raise ConfigError("trace fit: --hold-out: expected --trace, whose requests are divided, got --targets; leave it out")
-    if out is not None:
-        check_out(out, suffix=".yaml", overwrite=overwrite)
-    wanted, others = (read_targets(targets), None) if targets is not None else _targets_of(str(trace), hold_out)
-    start = read_parameters(base or wanted.base or _DEFAULT_BASE)
-    if only_report:
-        _check_shape(start, wanted)
-        found = start
-    else:
-        say(f"fitting {', '.join(free_parameters(wanted))}")
-        with Progress(most_traces(wanted, seeds), text="fitting") as bar:
-            found = fit_parameters(start, wanted, range(1, seeds + 1), lambda tries, error: _tell(bar, tries, error))
-        if out is None:
-            sys.stdout.write(found.to_yaml())
-            return
-        with all_or_none(out):
-            found.write(out)
-            note_written([out], "trace fit")
-        say(f"wrote {out}")
-    _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1), others), form)
-
-
-def _targets_of(name: str, hold_out: bool) -> tuple[Targets, dict[str, float] | None]:
-    """Measure targets on a trace, or on its even requests, with the odd ones' figures."""
-    from moesim.trace.synthesis.figures import measure, targets_of
-
-    trace = Trace.read(find_trace(name))
-    if not hold_out:
-        return targets_of(trace, name), None
-    n = len(trace.requests.n_decode)
-    if n < _TWO_HALVES:
-        raise ConfigError(f"trace fit: --hold-out: expected at least {_TWO_HALVES} requests in {name}, got {n}; leave it out")
-    wanted = targets_of(subset(trace, range(0, n, 2)), f"every second request of {name}")
-    others = subset(trace, range(1, n, 2))
-    return wanted, measure(others, [figure.name for figure in wanted.figures], separate=wanted.separate)
-
-
-def _check_shape(parameters: ParameterSet, targets: Targets) -> None:
-    for name in ("n_layers", "n_experts"):
-        got, expected = getattr(parameters, name), targets.shape[name]
-        if got != expected:
-            raise ConfigError(f"--from {parameters.model}: expected {name} {expected} of the targets, got {got}; choose another")
-
-
-def _tell(bar: Progress, tries: int, error: float) -> None:
-    """Show how far a fit is; its end is the most that it may take."""
-    bar.describe(f"{tries} synthetic traces, error {error:.2f} tolerances (root mean square)")
-    bar.advance(tries - bar.done)
-
-
-def _print(matches: Sequence[Match], form: Format) -> None:
-    from moesim.trace.synthesis.fit import COLUMNS, HELD_OUT, RIGHT, SAMPLE, cells
-
-    if form in (Format.JSON, Format.JSONL):
-        records = [
-            {"figure": m.figure.name, "source": m.figure.source, "ref": m.figure.ref, "target": m.figure.value, "fit": m.mean,
-             "worst_error": m.worst, "tolerance": m.figure.tolerance, "fitted": m.figure.fitted, "met": m.met,
-             "found": list(m.found), "sample": m.sample} | ({} if m.held_out is None else {"held_out": m.held_out})
-            for m in matches
-        ]  # fmt: skip
-        sys.stdout.write(render_records(records, form))
-    else:
-        several, halved = any(m.sample for m in matches), any(m.held_out is not None for m in matches)
-        columns = (SAMPLE if several else ()) + COLUMNS + (HELD_OUT if halved else ())
-        sys.stdout.write(render(columns, cells(matches), form, RIGHT))
+    shown = out is not None or only_report
+    found = fit_parameters(
+        targets, trace=trace, hold_out=hold_out, out=out, from_=base, seeds=seeds, fresh=fresh if shown else 0,
+        overwrite=overwrite, only_report=only_report,
+    )  # fmt: skip
+    if found.path is not None:
+        say(f"wrote {found.path}")
+    sys.stdout.write(found.text(form) if shown else found.parameters.to_yaml())

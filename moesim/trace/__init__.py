@@ -17,10 +17,9 @@ __all__ = [
 
 
 _FOR_USERS = {
-    **dict.fromkeys(("calibrate", "export", "import_", "split"), "traces"),
-    **dict.fromkeys(("caches", "lookahead"), "caches"),
-    "catalogue": "catalogue",
-}
+    "calibrate": "traces", "caches": "caches", "catalogue": "catalogue", "export": "traces", "fit": "synthetic",
+    "import_": "traces", "lookahead": "caches", "split": "traces", "synthesize": "synthetic",
+}  # fmt: skip
 """Functions for users, which need everything above traces, by the module of `moesim.api` that has them."""
 
 

@@ -396,7 +396,7 @@ def test_a_trace_is_imported_and_described_as_by_the_commands(tmp_path: Path, ca
     assert main(["trace", "import", str(tmp_path / "log.csv"), *options, "--out", str(tmp_path / "b.safetensors")]) == 0
     assert re.sub(r"\bb(?=\.safe|-calibrated)", "a", capsys.readouterr().err) == found.text()
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match=r"import_: out: .*got a file; pass overwrite=True or choose another name"):
+    with pytest.raises(ConfigError, match=r"import_: out .*got a file; pass overwrite=True or choose another name"):
         moesim.trace.import_([tmp_path / "log.csv"], found.path, **given)
     with pytest.raises(ConfigError, match="import_: unknown hold_back 'tokens'"):
         moesim.trace.import_(tmp_path / "log.csv", tmp_path / "c.safetensors", hold_back="tokens", **given)

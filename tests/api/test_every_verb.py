@@ -19,7 +19,8 @@ PUBLIC = {  # verbs whose function is in `moesim`
     )},
     "trace import": "trace.import_", "trace stats": "stats",
     **{verb: verb for verb in (
-        "trace caches", "trace calibrate", "trace catalogue", "trace export", "trace lookahead", "trace split",
+        "trace caches", "trace calibrate", "trace catalogue", "trace export", "trace fit", "trace lookahead", "trace split",
+        "trace synthesize",
     )},
 }  # fmt: skip
 BELOW = {  # verbs whose command prints or writes what another function returns
@@ -39,11 +40,10 @@ BELOW = {  # verbs whose command prints or writes what another function returns
     "profile compare": "moesim.live.profiler.show:compare",
     "trace record": "moesim.recorder.session:record_trace",
     "trace learn": "moesim.recorder.learned:train_on",
-    "trace synthesize": "moesim.trace.synthesis:synthesize",
-    "trace fit": "moesim.trace.synthesis.fit:fit",
 }
 SAME = {  # options -> arguments, where these have another name
     "file": "experiment", "small": "quick", "arguments": "kinds", "names": "figures", "column": "columns",
+    "base": "from_",
 }  # fmt: skip
 TERMINAL = {  # options that are about what is printed, or that another function of Python answers
     "*": {"form", "wide", "notes", "sort", "long", "shown", "listed", "knobs", "dry"},

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import yaml
 
+from moesim.api.synthetic import _tell
 from moesim.cli.main import main
-from moesim.cli.trace_synthesize import _tell
 from moesim.core.files import FILE
 from moesim.core.limits import Bounds
 from moesim.core.progress import Progress
