@@ -1,4 +1,5 @@
 from moesim import trace
+from moesim.api import profiles as profile
 from moesim.api.answers import calibrate, recommend
 from moesim.api.figures import plot
 from moesim.api.machine import replay
@@ -13,7 +14,7 @@ from moesim.trace import Trace
 
 __all__ = [
     "Hardware", "Result", "Trace", "__version__", "calibrate", "capacity", "compare", "diff", "league", "load",
-    "load_hardware", "load_model", "load_trace", "papers", "plot", "recommend", "regret", "replay", "report", "run",
+    "load_hardware", "load_model", "load_trace", "papers", "plot", "profile", "recommend", "regret", "replay", "report", "run",
     "stats", "trace", "whatif",
 ]  # fmt: skip
 __version__: str

@@ -20,7 +20,8 @@ PUBLIC = {  # verbs whose function is in `moesim`
     "trace import": "trace.import_", "trace stats": "stats",
     **{verb: verb for verb in (
         "trace caches", "trace calibrate", "trace catalogue", "trace export", "trace fit", "trace lookahead", "trace split",
-        "trace synthesize",
+        "trace synthesize", "profile check", "profile compare", "profile detect", "profile measure", "profile new",
+        "profile show",
     )},
 }  # fmt: skip
 BELOW = {  # verbs whose command prints or writes what another function returns
@@ -32,18 +33,12 @@ BELOW = {  # verbs whose command prints or writes what another function returns
     "schema": "moesim.experiment.config:json_schema",
     "bench": "moesim.studies.bench:run_case",
     "validate": "moesim.studies.validation.run:validate",
-    "profile measure": "moesim.live.profiler.measure:measure",
-    "profile new": "moesim:Hardware.from_parts",
-    "profile check": "moesim.hardware.problems:find_problems",
-    "profile detect": "moesim.live.profiler.detect:detect",
-    "profile show": "moesim.live.profiler.show:page",
-    "profile compare": "moesim.live.profiler.show:compare",
     "trace record": "moesim.recorder.session:record_trace",
     "trace learn": "moesim.recorder.learned:train_on",
 }
 SAME = {  # options -> arguments, where these have another name
     "file": "experiment", "small": "quick", "arguments": "kinds", "names": "figures", "column": "columns",
-    "base": "from_",
+    "base": "from_", "paste": "from_", "system": "os", "of": "for_",
 }  # fmt: skip
 TERMINAL = {  # options that are about what is printed, or that another function of Python answers
     "*": {"form", "wide", "notes", "sort", "long", "shown", "listed", "knobs", "dry"},
