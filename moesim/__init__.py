@@ -19,7 +19,7 @@ _FROM = {
     "Trace": "moesim.trace:Trace",
     "calibrate": "moesim.api.answers:calibrate",
     "plot": "moesim.api.figures:plot",
-    "replay": "moesim.api.machine:replay",
+    **{name: f"moesim.api.machine:{name}" for name in ("replay", "validate")},
     **{name: f"moesim.api.run:{name}" for name in ("compare", "load", "load_trace", "run")},
     **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "papers", "regret", "report", "whatif")},
     "load_hardware": "moesim.hardware:load_hardware",

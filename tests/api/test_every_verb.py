@@ -15,7 +15,7 @@ from moesim.cli.main import _app
 PUBLIC = {  # verbs whose function is in `moesim`
     **{verb: verb for verb in (
         "run", "compare", "capacity", "whatif", "recommend", "calibrate", "diff", "plot", "report", "replay", "papers",
-        "league", "regret",
+        "league", "regret", "validate",
     )},
     "trace import": "trace.import_", "trace stats": "stats",
     **{verb: verb for verb in (
@@ -32,7 +32,6 @@ BELOW = {  # verbs whose command prints or writes what another function returns
     "model": "moesim.model:Card",
     "schema": "moesim.experiment.config:json_schema",
     "bench": "moesim.studies.bench:run_case",
-    "validate": "moesim.studies.validation.run:validate",
     "trace record": "moesim.recorder.session:record_trace",
     "trace learn": "moesim.recorder.learned:train_on",
 }

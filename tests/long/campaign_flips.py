@@ -127,11 +127,11 @@ def studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 
 def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give measurements of a validation, by a stand-in for the machine."""
-    from moesim.cli import validate
+    from moesim.api import machine
     from tests.studies.validation_kit import stand_in
 
-    monkeypatch.setattr(validate, "live_machine", lambda *_: nullcontext())
-    monkeypatch.setattr(validate, "live_execution", lambda _: stand_in(link=1.2))
+    monkeypatch.setattr(machine, "live_machine", lambda *_: nullcontext())
+    monkeypatch.setattr(machine, "live_execution", lambda _: stand_in(link=1.2))
     place = prepared(folder / "validation", timeline=None, frames=False, plots=[])
     monkeypatch.chdir(place)
     done = call("validate", "full.yaml", "--out", "out", "--repeats", "1")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+from moesim.api import machine
 from moesim.cli import validate as command
 from moesim.core.files import CHECK, checked_line
 from moesim.core.files import FILE as LIST
@@ -461,8 +462,8 @@ def test_files_and_table(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     app = typer.Typer()
     app.command()(command.validate)
-    monkeypatch.setattr(command, "live_machine", lambda *_: nullcontext())
-    monkeypatch.setattr(command, "live_execution", lambda _: stand_in(link=1.2))
+    monkeypatch.setattr(machine, "live_machine", lambda *_: nullcontext())
+    monkeypatch.setattr(machine, "live_execution", lambda _: stand_in(link=1.2))
     return lambda *arguments: app(args=[str(a) for a in arguments], standalone_mode=False)
 
 
@@ -478,7 +479,7 @@ def test_the_command(folder: Path, tmp_path: Path, run: Callable[..., Any], caps
 
 
 def test_the_command_fails_where_counts_differ(folder: Path, tmp_path: Path, run: Any, monkeypatch: Any, capsys: Any):
-    monkeypatch.setattr(command, "live_execution", lambda _: stand_in(slots=0.5))
+    monkeypatch.setattr(machine, "live_execution", lambda _: stand_in(slots=0.5))
     path = write_yaml(folder, model=MODEL, cache={"ratio": 0.5})
     assert run(path, "--out", tmp_path / "out", "--repeats", 1) == 1
     assert "moesim: run 1 (lru, cache 0.5, batch 1): hits: simulated" in capsys.readouterr().err
@@ -487,11 +488,11 @@ def test_the_command_fails_where_counts_differ(folder: Path, tmp_path: Path, run
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{yaml}"], "expected --out FOLDER, got nothing"),
-        (["--out", "{tmp}/new"], "expected an experiment, got nothing; name a file, or compare with --public"),
-        (["{yaml}", "--out", "{tmp}/new", "--public"], "--public: expected no "),
-        (["--out", "{tmp}/new", "--public", "--repeats", "2"], "--public: expected no --repeats"),
-        (["{yaml}", "--out", "{tmp}/new", "--only-compare", "--repeats", "2"], "--only-compare: expected no --repeats"),
+        (["{yaml}"], "expected out FOLDER, got nothing"),
+        (["--out", "{tmp}/new"], "expected an experiment, got nothing; name a file, or compare with public=True"),
+        (["{yaml}", "--out", "{tmp}/new", "--public"], "public=True: expected no "),
+        (["--out", "{tmp}/new", "--public", "--repeats", "2"], "public=True: expected no repeats"),
+        (["{yaml}", "--out", "{tmp}/new", "--only-compare", "--repeats", "2"], "only_compare=True: expected no repeats"),
         (["{yaml}", "--out", "{tmp}/new", "--only-compare"], "expected measurements, got: No such file"),
         (
             ["{yaml}", "--out", "{tmp}/other"],
