@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from moesim.api.outputs import all_or_none, check_out, note_written
 from moesim.core.limits import COUNT, REPEATS, TOKENS
-from moesim.core.progress import Progress
-from moesim.core.table import Format, render, render_records
+from moesim.core.table import Format
 from moesim.core.text import say
-from moesim.errors import ConfigError, install
-from moesim.trace import SUFFIX, Trace, find_trace
 
 Groups = StrEnum("Groups", ["eighths", "fitted"])
 
@@ -44,58 +40,21 @@ def trace_learn(
 
     Example: moesim trace learn calibration.safetensors --for mine.safetensors --out more.safetensors
     """
-    check_out(out, suffix=SUFFIX, overwrite=overwrite)
-    if predictor is not None:
-        check_out(predictor, overwrite=overwrite, option="--predictor")
-        if predictor.resolve() == out.resolve():
-            raise ConfigError(f"--predictor {predictor}: expected another file than --out, got the same; choose another name")
-    try:
-        from moesim.recorder import learned  # PyTorch takes seconds to import
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"moesim trace learn: expected the package {error.name}, got none; {install('record')}") from None
+    from moesim.api.recording import learn  # what knows every policy takes a while to import
 
-    kinds = {field.name: field.type for field in fields(learned.LearnedOptions)}
-    options = learned.LearnedOptions(**{**_parse(setting or [], kinds), "epochs": epochs, "seed": seed})
-    paths = find_trace(calibration), find_trace(trace)
-    ours, theirs = (Trace.read(path) for path in paths)
-    places = str(paths[0]), str(paths[1])
-    learned.check_same_model(ours, theirs, places)
-    learned.check_no_shared_requests(ours.header, theirs.header, places)
-    with Progress(ours.n_layers - 1) as progress:
-        progress.describe("training, layer by layer")
-        predictors = learned.train_on(
-            ours, options, fit_groups=groups is Groups.fitted, place=places[0], on_layer=lambda layer, loss: progress.advance(1)
-        )
-    result = learned.with_signal(theirs, learned.learned_signal(predictors, theirs, places[1]), predictors)
-    table = learned.accuracy(result, ours, predictors.groups, batch)
-    with all_or_none(out, *([] if predictor is None else [predictor])):
-        result.write(out)
-        if predictor is not None:
-            learned.save_predictors(predictors, predictor)
-            note_written([predictor], "trace learn")
-    sys.stdout.write(render_records(table, form) if form.for_programs else _table(table, form))
-    say(f"wrote {out}")
+    found = learn(
+        calibration, trace, out, predictor=predictor, epochs=epochs, seed=seed, groups=groups.value, batch=batch,
+        options=dict(_parsed(one) for one in setting or ()), overwrite=overwrite,
+    )  # fmt: skip
+    sys.stdout.write(found.text(form))
+    for line in found.notes:
+        say(line)
 
 
-def _parse(settings: list[str], kinds: dict[str, Any]) -> dict[str, Any]:
-    """Read NAME=VALUE as options; epochs and seed have options of their own."""
-    known = sorted(set(kinds) - {"epochs", "seed"})
-    found: dict[str, Any] = {}
-    for text in settings:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise ConfigError(f"--option {text}: expected NAME=VALUE with one of {', '.join(known)}")
-        try:
-            found[name] = int(value) if kinds[name] == "int" else float(value)
-        except ValueError:
-            raise ConfigError(f"--option {text}: expected {kinds[name]} after '{name}=', got {value!r}") from None
-    return found
-
-
-def _table(rows: list[dict[str, Any]], form: Format) -> str:
-    columns = list(rows[0])
-    cells = [
-        ["-" if row[c] != row[c] else f"{row[c]:z.4f}" if isinstance(row[c], float) else str(row[c]) for c in columns]
-        for row in rows
-    ]
-    return render(columns, cells, form, columns[2:])
+def _parsed(text: str) -> tuple[str, float | str]:
+    """Read NAME=VALUE."""
+    name, _, value = text.partition("=")
+    for kind in (int, float):
+        with suppress(ValueError):
+            return name, kind(value)
+    return name, value

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moesim.api.outputs import check_out
 from moesim.core.limits import COUNT, LAYERS, TOKENS
-from moesim.core.text import say, shown
-from moesim.errors import ConfigError, install
-from moesim.recorder import check_model_name
-from moesim.trace import SUFFIX, Trace
-from moesim.trace.shards import parts_folder
+from moesim.core.text import shown
 
 _HOTTEST = 1000  # beyond, all tokens are as likely as each other
 
@@ -84,62 +78,15 @@ def trace_record(
 
     Example: moesim trace record MODEL --prompts prompts.txt --out mine.safetensors
     """
-    if load_in_4bit and load_in_8bit:
-        raise ConfigError("--load-in-4bit and --load-in-8bit: expected one of them, got both")
-    check_out(out, suffix=SUFFIX, overwrite=overwrite or os.path.isdir(parts_folder(out)))  # a recording that was begun goes on
-    check_model_name(model)
-    try:
-        from moesim.recorder.loading import LoadOptions, quiet
-        from moesim.recorder.session import RecordOptions, record_trace
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"moesim trace record: expected the package {error.name}, got none; {install('record')}") from None
-    options = RecordOptions(
-        load=LoadOptions(
-            model=model,
-            revision=revision,
-            dtype=dtype,
-            device_map=device_map,
-            gpu_memory=gpu_memory,
-            cpu_memory=cpu_memory,
-            stream_layers=stream_layers,
-            memory=memory,
-            bits=4 if load_in_4bit else 8 if load_in_8bit else None,
-        ),
-        prompts=prompts,
-        out=out,
-        name=name,
-        prompt_field=field,
-        whole_file=whole_file,
-        chat_template=chat_template,
-        limit=limit,
-        max_prompt_tokens=max_prompt_tokens,
-        max_new_tokens=max_new_tokens,
-        ignore_eos=ignore_eos,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        batch_size=batch_size,
-        scores=scores,
-        lookahead=lookahead,
-        signal_requests=signal_requests,
-        input_requests=_count(keep_inputs),
-        embeddings=keep_embeddings,
-        calibrate=calibrate,
-        calibration=calibration,
-        shadows=tuple(shadow or ()),
-        overwrite=overwrite,
-        progress=progress,
-        warn=lambda text: say(f"moesim: warning: {text}"),
-    )
-    quiet()
-    path = record_trace(options)
-    found = Trace.read(path, verify=False)
-    print(f"{shown(str(path))}: {found.n_rows} rows of {found.n_requests} requests, {path.stat().st_size / 1e6:.1f} MB")
+    from moesim.api.recording import record  # what knows every policy takes a while to import
 
-
-def _count(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not text.isdecimal() or len(text) > len(str(COUNT.most)):
-        raise ConfigError(f"--keep-inputs: expected a number of requests or 'all', got '{text}'")
-    return int(text)
+    found = record(
+        model, prompts, out, name=name, revision=revision, dtype=dtype, device_map=device_map, gpu_memory=gpu_memory,
+        cpu_memory=cpu_memory, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit, stream_layers=stream_layers, memory=memory,
+        field=field, whole_file=whole_file, chat_template=chat_template, limit=limit, max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, temperature=temperature, top_p=top_p, seed=seed,
+        batch_size=batch_size, scores=scores, lookahead=lookahead, signal_requests=signal_requests,
+        keep_inputs=int(keep_inputs) if keep_inputs.isdecimal() else keep_inputs, keep_embeddings=keep_embeddings,
+        calibrate=calibrate, calibration=calibration, shadow=shadow or (), overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+    print(shown(found.text().removeprefix("wrote ").rstrip("\n")))

@@ -18,7 +18,8 @@ __all__ = [
 
 _FOR_USERS = {
     "calibrate": "traces", "caches": "caches", "catalogue": "catalogue", "export": "traces", "fit": "synthetic",
-    "import_": "traces", "lookahead": "caches", "split": "traces", "synthesize": "synthetic",
+    "import_": "traces", "learn": "recording", "lookahead": "caches", "record": "recording", "split": "traces",
+    "synthesize": "synthetic",
 }  # fmt: skip
 """Functions for users, which need everything above traces, by the module of `moesim.api` that has them."""
 

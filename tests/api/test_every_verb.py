@@ -19,9 +19,9 @@ PUBLIC = {  # verbs whose function is in `moesim`
     )},
     "trace import": "trace.import_", "trace stats": "stats",
     **{verb: verb for verb in (
-        "trace caches", "trace calibrate", "trace catalogue", "trace export", "trace fit", "trace lookahead", "trace split",
-        "trace synthesize", "profile check", "profile compare", "profile detect", "profile measure", "profile new",
-        "profile show",
+        "trace caches", "trace calibrate", "trace catalogue", "trace export", "trace fit", "trace learn", "trace lookahead",
+        "trace record", "trace split", "trace synthesize", "profile check", "profile compare", "profile detect",
+        "profile measure", "profile new", "profile show",
     )},
 }  # fmt: skip
 BELOW = {  # verbs whose command prints or writes what another function returns
@@ -32,12 +32,10 @@ BELOW = {  # verbs whose command prints or writes what another function returns
     "model": "moesim.model:Card",
     "schema": "moesim.experiment.config:json_schema",
     "bench": "moesim.studies.bench:run_case",
-    "trace record": "moesim.recorder.session:record_trace",
-    "trace learn": "moesim.recorder.learned:train_on",
 }
 SAME = {  # options -> arguments, where these have another name
     "file": "experiment", "small": "quick", "arguments": "kinds", "names": "figures", "column": "columns",
-    "base": "from_", "paste": "from_", "system": "os", "of": "for_",
+    "base": "from_", "paste": "from_", "system": "os", "of": "for_", "trace": "for_", "setting": "options",
 }  # fmt: skip
 TERMINAL = {  # options that are about what is printed, or that another function of Python answers
     "*": {"form", "wide", "notes", "sort", "long", "shown", "listed", "knobs", "dry"},
@@ -69,8 +67,6 @@ def test_every_verb_has_a_function() -> None:
 
 @pytest.mark.parametrize("verb", BELOW)
 def test_the_function_that_a_command_calls_is_there(verb: str) -> None:
-    if verb in ("trace record", "trace learn"):
-        pytest.importorskip("torch", reason="recording needs torch")
     if verb == "explore":
         pytest.importorskip("nicegui", reason="the page needs nicegui")
     assert callable(resolve_name(BELOW[verb]))

@@ -26,7 +26,7 @@ pytest.importorskip("torch")
 from moesim.cli import profile as command
 from moesim.core.files import FILE as LIST
 from moesim.core.files import OutputFolder, checked_line, read_checked_line
-from moesim.errors import CapacityError, ConfigError, HardwareError, InputError, LiveError, ModelError
+from moesim.errors import CapacityError, ConfigError, HardwareError, InputError, LiveError, ModelError, MoesimError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
@@ -79,7 +79,11 @@ def real_cores(monkeypatch: pytest.MonkeyPatch, two_cores: None) -> None:
 
 
 def run(*arguments: str) -> None:
-    typer.main.get_command(command.app)(list(arguments), standalone_mode=False)
+    try:
+        typer.main.get_command(command.app)(list(arguments), standalone_mode=False)
+    except MoesimError as error:
+        error.args = (error.of_command or str(error),)  # as the command prints it
+        raise
 
 
 def samples_of(out: Path, name: str = "mine") -> pd.DataFrame:

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from moesim.cli.trace_record import trace_record
+from moesim.errors import MoesimError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.recording import Plan, Recorder, calibrate_batch, counts_of
 from moesim.trace import Trace
@@ -204,7 +205,11 @@ def run(home: Path, out: Path, *arguments: str, model: str = "mixtral", prompts:
     app = typer.Typer()
     app.command()(trace_record)
     where = [str(home / model), "--prompts", str(home / prompts), "--out", str(out)]
-    app(args=[*where, "--max-new-tokens", "6", *arguments], standalone_mode=False)
+    try:
+        app(args=[*where, "--max-new-tokens", "6", *arguments], standalone_mode=False)
+    except MoesimError as error:
+        error.args = (error.of_command or str(error),)  # as the command prints it
+        raise
     return Trace.read(out)
 
 
