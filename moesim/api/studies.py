@@ -368,8 +368,28 @@ def papers(
     return Study(found, found.failures, "papers", found.records(), found.text, found.files)
 
 
+@dataclass(frozen=True)
+class WrittenReport:
+    """A page that `moesim.report` has written.
+
+    Attributes
+    ----------
+    path : Path
+        The page.
+    answer : str
+        Who wins where, and by how much: the sentence with which it begins.
+    """
+
+    path: Path
+    answer: str
+
+    def text(self) -> str:
+        """Write the answer, and where the page is."""
+        return f"{self.answer}\nwrote {self.path}\n"
+
+
 @checked("report")
-def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = False, progress: bool = True) -> Path:
+def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = False, progress: bool = True) -> WrittenReport:
     """Write a result folder as one HTML page: what was run, results, figures, notes and a timeline to zoom into.
 
     Parameters
@@ -385,8 +405,8 @@ def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = F
 
     Returns
     -------
-    Path
-        The page. It loads nothing from anywhere, and the same folder gives the same bytes.
+    WrittenReport
+        ``path``, ``answer`` and ``text()``. The page loads nothing from anywhere; the same folder gives the same bytes.
 
     Raises
     ------
@@ -394,6 +414,7 @@ def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = F
         If there is no such folder, it is not a result, or something else is at `out`.
     """
     from moesim.reporting import read_folder, report_page
+    from moesim.reporting.answer import answer_of
 
     result = read_folder(Path(folder))
     page = Path(folder) / "report.html" if out is None else Path(out)
@@ -401,4 +422,4 @@ def report(folder: str | Path, *, out: str | Path | None = None, trust: bool = F
     with reading_results(trust=trust):
         text = report_page(result, progress=progress)
     OutputFolder(page.parent, "report", owned=False).put({page.name: text.encode()})
-    return page
+    return WrittenReport(page, answer_of(result.rows).sentence)

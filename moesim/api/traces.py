@@ -338,7 +338,9 @@ def _object_sizes(trace: Trace, model: str | Path | Mapping[str, Any] | ModelSpe
         return [spec.expert_bytes(layer) for layer in range(spec.n_layers)]
     recorded = trace.header.get("expert_bytes_by_layer")
     if not isinstance(recorded, list) or len(recorded) != trace.n_layers or not all(type(n) is int for n in recorded):
-        raise InputError("oracleGeneral: expected the bytes of an expert, got none from the trace; give --model or --object-size")
+        raise InputError(
+            "--format oracleGeneral: expected bytes of an expert, got none of the trace; give --model or --object-size"
+        )
     return recorded
 
 

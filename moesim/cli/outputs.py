@@ -12,11 +12,11 @@ from moesim.core.table import Format, wrapped
 from moesim.core.text import complain, say
 
 if TYPE_CHECKING:
-    from moesim.api.studies import Study
+    from moesim.api.studies import Study, WrittenReport
     from moesim.api.traces import ImportedTrace, WrittenTrace
 
 
-def said(found: ImportedTrace | WrittenTrace) -> None:
+def said(found: ImportedTrace | WrittenReport | WrittenTrace) -> None:
     """Print as remarks what a function has written."""
     for line in found.text().splitlines():
         say(line)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moesim.cli.options import Trust
-from moesim.core.text import say
+from moesim.cli.outputs import said
 
 
 def report(
@@ -26,4 +26,4 @@ def report(
     """
     from moesim.api.studies import report as write_page
 
-    say(f"wrote {write_page(folder, out=out, trust=trust)}")
+    said(write_page(folder, out=out, trust=trust))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 import shutil
@@ -382,9 +383,10 @@ def test_a_report_is_that_of_the_command(tmp_path: Path) -> None:
     moesim.run({"policies": ["lru"], "model": SMALL["model"], "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
                 "cache": {"ratio": 0.25}, "workload": {"prompt_tokens": 2, "decode_tokens": 2}},
                out=tmp_path / "ran", jobs=1, progress=False)  # fmt: skip
-    page = moesim.report(tmp_path / "ran", out=tmp_path / "page.html", progress=False)
+    found = moesim.report(tmp_path / "ran", out=tmp_path / "page.html", progress=False)
+    assert found.answer in html.unescape(found.path.read_text()) and found.text() == f"{found.answer}\nwrote {found.path}\n"
     assert main(["report", str(tmp_path / "ran")]) == 0
-    assert page.read_bytes() == (tmp_path / "ran" / "report.html").read_bytes()
+    assert found.path.read_bytes() == (tmp_path / "ran" / "report.html").read_bytes()
 
 
 def test_a_trace_is_imported_and_described_as_by_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

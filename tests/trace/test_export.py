@@ -288,7 +288,7 @@ def test_export_and_import_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     target = tmp_path / "b.bin"
     export = ["trace", "export", str(out), "--format", "oracleGeneral", "--out", str(target)]
     for arguments, words in [
-        ([], "expected the bytes of an expert, got none from the trace; give --model or --object-size"),
+        ([], "expected bytes of an expert, got none of the trace; give --model or --object-size"),
         (["--model", "mixtral-8x7b"], "expected 3 layers of 7 experts as the trace, got 32 of 8"),
         (["--model", "mixtral-8x7b", "--object-size", "1"], "expected it or --model, got both"),
         (["--object-size", "1", "--layer", "3"], "--layer 3: expected 0..2"),
