@@ -346,7 +346,7 @@ def test_the_types_are_of_the_same_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    told["trace"] = "moesim.trace:"  # a module, with a function of its own
+    told |= {"trace": "moesim.trace:", "profile": "moesim.api.profiles:"}  # modules
     assert told == moesim._FROM  # type: ignore[attr-defined]
 
 
@@ -400,7 +400,7 @@ def test_a_trace_is_imported_and_described_as_by_the_commands(tmp_path: Path, ca
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     with pytest.raises(ConfigError, match=r"import_: out .*got a file; pass overwrite=True or choose another name"):
         moesim.trace.import_([tmp_path / "log.csv"], found.path, **given)
-    with pytest.raises(ConfigError, match="import_: unknown hold_back 'tokens'"):
+    with pytest.raises(ConfigError, match="import_: hold_back: unknown word 'tokens'"):
         moesim.trace.import_(tmp_path / "log.csv", tmp_path / "c.safetensors", hold_back="tokens", **given)
     described = moesim.stats(found.path, progress=False)
     assert main(["trace", "stats", str(found.path), "-q"]) == 0
