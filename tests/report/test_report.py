@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import json
 import shutil
 from collections.abc import Callable
@@ -366,7 +367,9 @@ def test_repeats_are_one_line_with_an_interval(tmp_path: Path):
 def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "page.html"
     assert main(["report", str(folder), "--out", str(out)]) == 0
-    assert capsys.readouterr() == ("", f"wrote {out}\n")
+    printed = capsys.readouterr()
+    answer, wrote = printed.err.splitlines()
+    assert printed.out == "" and wrote == f"wrote {out}" and answer in html.unescape(out.read_text())
     assert out.read_text() == report_page(read_folder(folder))
     assert main(["report", str(folder)]) == 0
     assert (folder / "report.html").read_bytes() == out.read_bytes()  # an earlier page changes nothing
