@@ -26,4 +26,5 @@ def trace_catalogue(
     """
     from moesim.api.catalogue import catalogue
 
-    sys.stdout.write(shown_lines(catalogue(name).text(form)))
+    text = catalogue(name).text(form)
+    sys.stdout.write(text if name is None else shown_lines(text))
