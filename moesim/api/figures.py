@@ -49,6 +49,8 @@ def plot(
     from moesim.plots.drawing import Request, draw
     from moesim.plots.style import MEDIA, parse_width
 
+    if not isinstance(results, str | Path | list | tuple):
+        raise ConfigError(f"plot: results: expected folders or files, got {type(results).__name__}; its own method plot draws it")
     named = [kinds] if isinstance(kinds, str) else list(kinds)
     wrong = next((name for name in named if name not in KINDS), None)
     if wrong is not None or not named:

@@ -160,7 +160,7 @@ def comparison(
         "workload": {key: written(value, f"{place}: {key}") for key, value in workload.items()},
         "cache": _sizes(cache),
         "repeat": repeat,
-        "policies": written(list(policies) if isinstance(policies, list | tuple) else [policies], f"{place}: policies"),
+        "policies": written(_listed(policies, f"{place}: policies"), f"{place}: policies"),
         "transfer": {"curve": written(transfer, f"{place}: transfer")},
         **({} if engine == "own" else {"engine": written(engine, f"{place}: engine")}),
     }
@@ -183,7 +183,7 @@ def served_question(
     place = "capacity"
     raw: dict[str, Any] = {
         "model": written(model, f"{place}: model"), "hardware": written(hardware, f"{place}: hardware"),
-        "policies": written(list(policies) if isinstance(policies, list | tuple) else [policies], f"{place}: policies"),
+        "policies": written(_listed(policies, f"{place}: policies"), f"{place}: policies"),
         "workload": written(workload, f"{place}: workload"),
     }  # fmt: skip
     if cache is None:
@@ -319,6 +319,13 @@ def _carried_out(
         )
     served = {i: one.records for i, one in enumerate(results.outcomes) if one.records is not None and one.records.served}
     return Result(results.rows, experiment, folder, requests=served)
+
+
+def _listed(policies: Any, place: str) -> list[Any]:
+    if isinstance(policies, str) and "," in policies and "(" not in policies:
+        names = [name.strip() for name in policies.split(",")]
+        raise ConfigError(f"{place}: expected a name or a list of names, got '{policies}'; write {names}")
+    return list(policies) if isinstance(policies, list | tuple) else [policies]
 
 
 def real_speeds(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> tuple[float, float] | None:

@@ -190,7 +190,7 @@ def _execute(
 
     def print_results(results: Results) -> None:
         sys.stdout.write(show(results.rows))
-        if show.keywords["wide"] and (ends := real_speeds(results.rows, experiment)):
+        if (show.keywords["wide"] or show.keywords["notes"]) and (ends := real_speeds(results.rows, experiment)):
             say(f"expect real decode speeds at {ends[0]:.2f} to {ends[1]:.2f} times these, with 90 % confidence")
         if results.n_found:
             say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")

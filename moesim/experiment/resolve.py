@@ -171,7 +171,9 @@ class Experiment:
         for spec in specs:
             written = json.dumps(spec.point.policy, sort_keys=True, default=str)
             if names.setdefault(spec.policy_name, written) != written:
-                raise ConfigError(f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice")
+                raise ConfigError(
+                    f"{self.place}: policies: expected distinct policies and labels, got '{spec.policy_name}' twice"
+                )
         first = [s.policy_name for s in specs if s.point.setting == specs[0].point.setting]
         for name in dict.fromkeys(first):
             if first.count(name) > 1:

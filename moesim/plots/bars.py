@@ -574,7 +574,7 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
         if group == MEAN:
             group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof all {row['n']}", "")
         bars.append(Bar(row["panel"], group, row["policy"], row["speedup"], row["low"], row["high"], (*text, of) if of else text))
-    words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}{'*' if baseline in inexact(rows) else ''}")
+    words = Words(f"Speed-up over {baseline}", "", f"speed-up over {baseline}{'*' if baseline in inexact(rows) else ''}")
     figure = grouped_bars(bars, words, legend_names(data, policies_of(rows)), level=1.0)
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
     add_corner(figure, corner_label(labelled(rows, data)), [*repeats, *not_shown(frame), meaning(inexact(rows))])

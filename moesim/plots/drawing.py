@@ -6,6 +6,7 @@ import inspect
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ FILES: Final = {
     "league": "league.csv", "lookahead": "lookahead.csv", "capacity": "capacity.csv",
 }  # fmt: skip
 """Source -> file in its folder."""
+_OF_ALL: Final = ("policies", "where", "label", "medium", "width")
+"""Options that every kind has."""
 _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a further folder
 
 
@@ -120,7 +123,10 @@ def read_options(name: str, given: Mapping[str, str], elsewhere: Collection[str]
     for option in given:
         if option not in known and option not in elsewhere:
             uses = ", ".join(known) or "none"
-            raise ConfigError(f"plot {name}: expected no option {option}, which changes nothing in it; its options: {uses}")
+            near = get_close_matches(option, [*known, *_OF_ALL], n=1)
+            meant = "medium" if option in ("for", "for_") else near[0] if near else ""
+            hint = f"did you mean {meant}? " if meant else ""
+            raise ConfigError(f"plot {name}: expected no option {option}, which changes nothing in it; {hint}its options: {uses}")
     return {option: parse_option(kind, option, text) for option, text in given.items() if option in known}
 
 

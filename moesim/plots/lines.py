@@ -343,7 +343,7 @@ def speedup_lines(
     data = pd.DataFrame([geometric(part, dict(zip(by, values, strict=True))) for values, part in groups])
     names = [name for name in policies_of(rows) if name != baseline]
     star = "*" if baseline in inexact(rows) else ""
-    words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{star}")
+    words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over {baseline}{star}")
     data, figure = setting_figure(data, rows, names, words, (x, *panels), "speedup", level=1.0)
     labelled_rows = labelled(rows, data)
     label_below(figure, labelled_rows, [x, *panels], *not_shown(frame), axis=x)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from moesim.core.units import NS_PER_S, digits
 from moesim.experiment.report import Row, half_width, is_lossy, number, repeated
+from moesim.experiment.runner import LEAST, MOST
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS, setting_in_words
 
 TIE: Final = 1.02
@@ -57,6 +58,7 @@ class Cell:
     lead: tuple[float, float, float]  # of the best over the next that is not tied: ratio, and its 95 % interval
     drawn: bool  # whether there are random repetitions
     waits: Mapping[str, float]  # median seconds to the first token, of served workloads
+    overlaps: bool  # whether the best and the next reach each other's speed within the intervals of the machine's numbers
 
     @property
     def won(self) -> bool:
@@ -104,6 +106,9 @@ def answer_of(rows: Sequence[Row]) -> Answer:
     lines = [kind for name, kind in _LINES.items() if len(cells) > _MANY and name in _varied([*cells.values()])]
     figure = lines[0] if lines and merit.figure == "decode_speed" else merit.figure
     below = f"Not ranked: {', '.join(f'{name} ({why})' for name, why in apart.items())}." if apart else ""
+    if n := sum(cell.won and cell.overlaps for cell in cells.values()):
+        where = "" if len(cells) == 1 else f" in {n} of {len(cells)} settings"
+        below = f"{below} Within the intervals of the machine's numbers the next policy may be as fast{where}.".strip()
     return Answer(_sentence(list(cells.values()), merit, ranked), below, figure, best)
 
 
@@ -129,8 +134,13 @@ def _cell(rows: Sequence[Row], merit: Merit, *, several: bool) -> Cell:
     setting = setting_of(rows[0], several=several)
     return Cell(
         setting, {name: at[name] for name in (first, *others)}, tied, lead, any(len(of) > 1 for of in means.values()),
-        {name: fmean(values) for name, values in waits.items()},
+        {name: fmean(values) for name, values in waits.items()}, bool(others) and merit.figure == "decode_speed"
+        and min(_ends(rows, first, LEAST), default=inf) <= max(_ends(rows, (apart or others)[0], MOST), default=0.0),
     )  # fmt: skip
+
+
+def _ends(rows: Sequence[Row], policy: str, key: str) -> list[float]:
+    return [end for row in rows if row["policy"] == policy and (end := number(row, key)) is not None]
 
 
 def _lead(more: Mapping[Any, float], less: Mapping[Any, float]) -> tuple[float, float, float]:

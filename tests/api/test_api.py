@@ -64,6 +64,14 @@ def test_all_names_are_there_and_no_other() -> None:
         moesim.compere  # noqa: B018
 
 
+def test_names_in_one_text_and_a_result_where_a_folder_is_asked_for():
+    with pytest.raises(ConfigError, match=r"policies: expected a name or a list of names, got 'lru,dali'; write \['lru', 'dali'\]"):
+        moesim.compare("lru,dali")
+    result: Any = object()
+    with pytest.raises(ConfigError, match="plot: results: expected folders or files, got object"):
+        moesim.plot("speedup", result, "out")
+
+
 def test_the_rows_are_those_of_the_command(result: moesim.Result) -> None:
     arguments = ["--policies", "lru,fiddler", "--cache", "0.25,0.5", "--prompt", "8", "--decode", "4", "--trace", "mini-mixtral"]
     done = subprocess.run(

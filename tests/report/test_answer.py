@@ -126,6 +126,14 @@ def test_what_sees_the_future_or_is_not_exact_does_not_win():
     assert found.below == "Not ranked: belady (an oracle), daop (not exact)."
 
 
+def test_a_lead_that_the_machines_intervals_undo_is_said():
+    ends = [{"decode_tokens_per_s_least": low, "decode_tokens_per_s_most": high} for low, high in ((11.0, 13.0), (9.0, 11.5))]
+    rows = [row(0, "dali", decode_tokens_per_s=12.0, **ends[0]), row(1, "lru", decode_tokens_per_s=10.0, **ends[1])]
+    assert answer_of(rows).below == "Within the intervals of the machine's numbers the next policy may be as fast."
+    rows[1]["decode_tokens_per_s_most"] = 10.5
+    assert answer_of(rows).below == ""
+
+
 def finds(typed: str, **changes: Any) -> bool:
     text = found_by(row(0, "Ours", policy_name="dali", policy_options='{"u_size": 2}', batch_size=8, **changes))
     return all(pattern.search(text) for pattern in filter_patterns(typed))
