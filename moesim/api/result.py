@@ -217,9 +217,12 @@ class Result:
         """
         found = self.plots(kind, policies=policies, where=where, width=width, medium=medium, **options)
         if len(found) > 1:
+            from moesim.plots.catalogue import kind_of, options_of  # there by now
+
+            panel = ", divide panels with panel='column'" if "panel" in options_of(kind_of(kind)) else ""
             raise ConfigError(
                 f"plot {kind}: expected settings of one figure, got those of {len(found)}: {', '.join(found)}; "
-                "choose with where={'column': value}, or take all with plots"
+                f"choose with where={{'column': value}}{panel}, or take all with plots"
             )
         return next(iter(found.values()))
 
