@@ -57,4 +57,6 @@ def calibrate(
     for written in (out, contribute):
         if written is not None:
             say(f"wrote {written}")
+    if out is not None:
+        say(f"such as: moesim recommend --hardware {out} --model MODEL")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ def models() -> Rows:
             "name": name, "params": f"{digits(model.total_params / 1e9, 3)} B",
             "active": f"{digits(model.active_params / 1e9, 3)} B",
             "experts": f"{model.n_layers} x {model.n_experts}", "k": model.top_k, "expert": format_memory(model.expert_bytes(0)),
-            "weights": format_memory(model.n_bytes),
+            "as released": format_memory(model.n_bytes),
         }
         for name, model in found
     ]  # fmt: skip
@@ -217,13 +218,20 @@ def listing(
         sys.stdout.write(render_records(rows, form))
         return
     if names and not rows:
-        got, remedy = " ".join(names), _ELSEWHERE.get(kind, "leave some out")
+        near = next((found for name in names if (found := _near(name, kind))), "")
+        got, remedy = " ".join(names), f"did you mean {near}?" if near else _ELSEWHERE.get(kind, "leave some out")
         raise ConfigError(f"list {kind.value}: expected words that a row has, got {got}; {remedy}")
     columns = list(rows[0]) if rows else ["name"]
     if kind is Kind.hardware and form is Format.TABLE:  # CSV and JSON have all
         columns = ["name", "GPU memory", "description"]
         rows = [{**row, "description": re.split(r", (?![^(]*\))", row["description"])[0].rstrip(".")} for row in rows]
     sys.stdout.write(render(columns, [[written(row[c]) for c in columns] for row in rows], form, widest=_WIDEST))
+
+
+def _near(word: str, kind: Kind) -> str:
+    """Find a word of the rows that is spelled almost so."""
+    words = {part for row in LISTS[kind.value]() for part in re.split(r"[^a-z]+", str(row["name"]).lower())}
+    return next(iter(get_close_matches(word.lower(), words, n=1)), "")
 
 
 def _have(words: list[str] | None, *values: Any) -> bool:

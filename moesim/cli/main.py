@@ -19,7 +19,7 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
@@ -171,7 +171,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(error.ctx.get_help())  # type: ignore[attr-defined]
             return 2
         if hasattr(error, "format_message"):
-            message = _with_words(_with_verbs(error), given)
+            command = getattr(getattr(error, "ctx", None), "command", None)
+            known = {name for one in getattr(command, "params", ()) for name in one.opts}
+            message = _with_words(_with_verbs(error), given, known)
             return _fail(message, 2)
         raise
     if result == _INTERRUPTED:  # Typer turns Ctrl-C into this exit code, and says nothing
@@ -222,10 +224,14 @@ def _with_verbs(error: Any) -> str:
     group = error.ctx
     where = " ".join(group.command_path.split()[1:])
     known = list(group.command.list_commands(group))
+    if not where and wrong[1].endswith((".yaml", ".yml")):
+        return f"unknown command '{wrong[1]}'; for an experiment: moesim run {wrong[1]}"
+    if not where and wrong[1] in import_module("moesim.model.load").model_names():
+        return f"unknown command '{wrong[1]}'; for a model: moesim recommend --model {wrong[1]}"
     return f"{where + ': ' if where else ''}{unknown_name('command', wrong[1], known)}"
 
 
-def _with_words(message: str, given: Sequence[str]) -> str:
+def _with_words(message: str, given: Sequence[str], known: Collection[str]) -> str:
     """Add to the message of Typer's error the value that an option got, or the option that takes none."""
     after = dict(pairwise(given))
     if wrong := re.match(r"Invalid value for '(-[\w-]+)': Input should be a valid (number|integer), unable to parse", message):
@@ -240,8 +246,31 @@ def _with_words(message: str, given: Sequence[str]) -> str:
         return f"{given[0]}: expected --policies NAME,NAME, got none; write --policies {','.join(named) or 'lru,dali'}"
     if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((\S+)", message):
         option = next((one for one, value in after.items() if value == extra[1].rstrip(")") and one.startswith("--")), None)
-        return message if option is None else f"{message}; {option} takes no value"
+        if option is not None:
+            return f"{message}; {option} takes no value"
+        if given[1:2] == [extra[1].rstrip(")")] and "--model" in known:
+            return f"{given[0]}: expected options, got {given[1]}; write --model {given[1]}"
+        spaced = next((one for one, value in reversed(after.items()) if one in known and _follows(extra[1], value, given)), None)
+        return (
+            message
+            if spaced is None
+            else f'{message}; quote what has spaces: {spaced} "{after[spaced]} {extra[1].rstrip(")")} ..."'
+        )
+    if (wrong := re.match(r"No such option: (--?[\w-]+)", message)) and (same := _OPTIONS_OF_ENGINES.get(wrong[1], "")) in known:
+        return f"{given[0]}: no such option: {wrong[1]}; here it is {same}"
     return message
+
+
+_OPTIONS_OF_ENGINES: Final = {
+    "--ctx-size": "--context", "-c": "--context", "--ctx": "--context", "-m": "--model", "--ubatch-size": "--ubatch",
+}  # fmt: skip
+"""llama.cpp's options -> those of this program, where a verb has them."""
+
+
+def _follows(word: str, value: str, given: Sequence[str]) -> bool:
+    """Whether a word stands behind the value of an option."""
+    at = [i for i, one in enumerate(given) if one == value]
+    return any(given[i + 1 : i + 2] == [word.rstrip(")")] for i in at)
 
 
 def _fail(message: str, code: int) -> int:

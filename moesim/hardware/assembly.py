@@ -24,6 +24,11 @@ _FASTEST: Final = {"DDR3": 2400, "DDR4": 5333, "DDR5": 10_000}  # MT/s of module
 _OFFICIAL: Final = {"DDR3": 1600, "DDR4": 3200}  # at most, where a processor also takes a later type
 
 
+def names_memory(text: str) -> bool:
+    """Whether a text has a size, modules, a type or a speed of memory."""
+    return any(one.search(text) for one in (_SIZE, _MODULES, _TYPE, _SPEED))
+
+
 @dataclass(frozen=True)
 class Ram:
     """The memory of the host."""
@@ -131,6 +136,10 @@ class Assembly:
         takes = [one.removesuffix("L") for one in cpu.memory_types]
         typed, modules, size = _TYPE.search(text), _MODULES.search(text), _SIZE.search(text)
         rest = _SPEED.search(_SIZE.sub("", _MODULES.sub("", text)))
+        if text and not names_memory(text):
+            number = re.fullmatch(r"\s*(\d+)\s*", text)
+            remedy = f"write {number[1]}GB" if number else "correct it"
+            raise self._wrong("ram", f"expected a size or a type such as 64GB or 2x32 ddr4-3200, got '{text}'; {remedy}")
         speed = int(typed[3] if typed and typed[3] else rest[1] if rest else 0)
         kind = (f"{typed[1]}{typed[2]}" if typed[1] else "DDR5").upper() if typed else ""
         if not kind:

@@ -228,6 +228,9 @@ def _named(text: str, by_path: bool, place: str) -> Path:
         if file is not None:
             raise HardwareError(f"{place}: unknown hardware profile '{text}'; for the file write '{file}'")
         parts = 'or name parts: "GPU + CPU + RAM" (`moesim list parts`)'
+        if "," in text and "+" not in text:
+            together = " + ".join(part.strip() for part in text.split(","))
+            raise HardwareError(f"{place}: unknown hardware profile '{text}'; parts are joined by +: write '{together}'")
         if (written := with_others(text)) is not None:
             raise HardwareError(f"{place}: expected a machine, got a part of one; write '{written}' (`moesim list parts`)")
         raise HardwareError(f"{place}: {unknown_name('hardware profile', text, known, 'moesim list hardware')}, {parts}")

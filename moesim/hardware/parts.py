@@ -226,6 +226,8 @@ def unknown_part(text: str, *kinds: type[Part]) -> str:
     }
     near = dict.fromkeys(names[one] for one in difflib.get_close_matches(_key(text), names, n=6, cutoff=0.6))
     close = f"did you mean {', '.join(map(repr, list(near)[:3]))}? " if near else ""
+    if re.fullmatch(r"\s*\d+\s*", text):
+        close = f"memory is written {text.strip()}GB; "
     return (
         f"expected a part of `moesim list parts`, got '{text[:_LONGEST]}'; {close}give rates, such as '936GB/s 24GiB' of a GPU "
         f"or '60GB/s' of a CPU's memory, or add it to hardware_profiles/{OWN}"

@@ -65,7 +65,9 @@ def test_all_names_are_there_and_no_other() -> None:
 
 
 def test_names_in_one_text_and_a_result_where_a_folder_is_asked_for():
-    with pytest.raises(ConfigError, match=r"policies: expected a name or a list of names, got 'lru,dali'; write \['lru', 'dali'\]"):
+    with pytest.raises(
+        ConfigError, match=r"policies: expected a name or a list of names, got 'lru,dali'; write \['lru', 'dali'\]"
+    ):
         moesim.compare("lru,dali")
     result: Any = object()
     with pytest.raises(ConfigError, match="plot: results: expected folders or files, got object"):

@@ -213,6 +213,15 @@ def test_a_truncated_and_an_altered_trace(tmp_path: Path, capsys: pytest.Capture
             "trace statistics: expected phase 'prefill' or 'decode', got 'x'",
         ),
         (["profile", "new"], "profile new: expected NAME, got nothing; for example: moesim profile new mybox --gpu"),
+        (["gpt-oss-120b"], "unknown command 'gpt-oss-120b'; for a model: moesim recommend --model gpt-oss-120b"),
+        (["small.yaml"], "unknown command 'small.yaml'; for an experiment: moesim run small.yaml"),
+        (["recommend", "qwen3-30b-a3b"], "recommend: expected options, got qwen3-30b-a3b; write --model qwen3-30b-a3b"),
+        (["recommend", "--ctx-size", "1"], "recommend: no such option: --ctx-size; here it is --context"),
+        (
+            ["recommend", "--hardware", "RTX", "3060"],
+            'Got unexpected extra argument(s) (3060); quote what has spaces: --hardware "RTX 3060 ..."',
+        ),
+        (["list", "models", "quen"], "list models: expected words that a row has, got quen; did you mean qwen?"),
         (["rnu"], "unknown command 'rnu'; did you mean 'run'? known: "),
     ],
 )

@@ -169,6 +169,10 @@ def test_what_does_not_exist_or_is_not_clear_is_one_line(text: str, said: str):
     [
         ({"gpu": 3060}, "parts.gpu: expected a text such as 'rtx 3060', got 3060; put it in quotes"),
         ({"gpu": "rtx 3060", "memory": "64GB"}, "parts: unknown part 'memory'"),
+        (
+            {"gpu": "rtx 3060", "ram": "64"},
+            "parts.ram: expected a size or a type such as 64GB or 2x32 ddr4-3200, got '64'; write 64GB",
+        ),
         ({"gpu": "936GB/s"}, "parts.gpu: expected its memory next to the rate"),
         ("rtx 3060", "parts: expected a mapping with gpu, cpu"),
     ],

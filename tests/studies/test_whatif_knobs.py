@@ -321,6 +321,8 @@ def test_nominal_ratios(tmp_path: Path, text: str, factor: float):
 REFUSED = {
     "link.bytes_per_s": "expected a knob and values",
     "link.bytes_per_s x2,": "expected a knob and values",
+    "64GB": "did you mean 'ram 64GB'?",
+    "2x rtx 3060": "did you mean 'gpu 2x rtx 3060'?",
     "link.bytes_per_s fast": "expected xF, +P%, -P% or a number, got 'fast'",
     "link.bytes_per_s x0": "expected a factor above 0",
     "link.bytes_per_s x1e999": "expected xF, +P%, -P% or a number, got '1e999'",

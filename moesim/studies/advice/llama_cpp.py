@@ -205,13 +205,21 @@ class LlamaCpp:
         """Find the setting with most on the GPU that fits; None if none does."""
         if not self.setting.has_gpu:
             return self._fitting([Place(True, 0)], context)
-        if (found := self._fitting([self.place(n, context) for n in range(self.first, self.last + 1)], context)) is not None:
+        if (found := self._fitting(self._by_experts(context), context)) is not None:
             return found
         n_layers = len(self.model.blocks)
         return self._fitting([Place(True, n) for n in range(n_layers + 1, -1, -1)], context)
 
+    def _by_experts(self, context: int) -> list[Place]:
+        return [self.place(n, context) for n in range(self.first, self.last + 1)]
+
     def _fitting(self, places: Sequence[Place], context: int) -> Place | None:
-        """Find the first place that fits the GPU, by halving; None if that one does not fit the host."""
+        """Find the first place that fits the GPU; None if that one does not fit the host."""
+        found = self._on_gpu(places, context)
+        return None if found is None or self.memory(found, context)[2] else found
+
+    def _on_gpu(self, places: Sequence[Place], context: int) -> Place | None:
+        """Find the first place that fits the GPU, by halving: of those that do, it needs least of the host."""
 
         def beyond(place: Place) -> bool:
             gpu, _, why = self.memory(place, context)
@@ -221,12 +229,14 @@ class LlamaCpp:
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if beyond(places[middle]) else (low, middle)
-        found = places[low] if low < len(places) else None
-        return None if found is None or self.memory(found, context)[2] else found
+        return places[low] if low < len(places) else None
 
     def misfit(self, context: int) -> str:
-        """Return why nothing fits: of the setting that needs least of the GPU."""
-        return self.memory(self.place(self.last, context) if self.setting.has_gpu else Place(True, 0), context)[2]
+        """Return why nothing fits: of the setting with most on the GPU that it has room for, else with least."""
+        if not self.setting.has_gpu:
+            return self.memory(Place(True, 0), context)[2]
+        place = self._on_gpu(self._by_experts(context), context) or self.place(self.last, context)
+        return self.memory(place, context)[2]
 
     def paging(self, point: Point) -> str:
         """Describe pages of the mapped file that are read again from the disk; empty if the RAM has room for all."""

@@ -232,12 +232,14 @@ def _other(answer: Recommendation) -> str:
         why = next(iter(others.without.values()), "") if others is not None else ""
         return _wrapped(f"no other engine runs it at once: {why}; --long says more", "  ") if why else ""
     gain = (
-        f"x{other.ratio:.2f}, {_range(other.decode)} tokens/s" if other.ratio >= NOTHING else f"not faster (x{other.ratio:.2f})"
+        f"x{other.ratio:.2f}, {_range(other.decode)} tokens/s at {answer.setting.asked.prompt}"
+        if other.ratio >= NOTHING
+        else f"not faster (x{other.ratio:.2f})"
     )
     words = f"best other engine: {other.engine.name} ({placement(other)}), {gain}"
     if other.command is not None and other.ratio >= NOTHING:
         words += f"; if {other.command.condition}" if other.command.condition else ""
-        words += f"; it reads {', '.join(formats_of(other.engine.name))}"
+        words += f"; reads {', '.join(formats_of(other.engine.name))}"
     return _wrapped(words + ("" if answer.all_engines else "; --all-engines compares"), "  ")
 
 

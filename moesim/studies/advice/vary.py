@@ -34,7 +34,7 @@ class Variation:
     point: Point | None
     prompt: Speed | None
     misfit: str = ""
-    note: str = ""  # why nothing changed
+    note: str = ""  # why nothing changed; what the speed leaves out
 
 
 def vary(asked: Asked, variations: Sequence[Sequence[Setting]]) -> list[Variation]:
@@ -50,7 +50,7 @@ def varied(asked: Asked, variations: Sequence[Sequence[Setting]]) -> Iterator[Va
         for together in variations:
             changed = change(base, together)
             answer = _answer(asked, changed.raw, changed.name, Path(folder))
-            yield answer if changed.keys else replace(answer, note=changed.note)
+            yield answer if changed.keys else replace(answer, note="; ".join(filter(None, (changed.note, answer.note))))
 
 
 def drafts_of(asked: Asked, setting: Setting) -> list[drafts.Line]:
@@ -87,7 +87,7 @@ def _answer(asked: Asked, raw: Any, name: str, folder: Path) -> Variation:
     llama = LlamaCpp(look_up(question, folder))
     if llama.best is None:
         return Variation(name, None, None, llama.misfit(llama.setting.context))
-    return Variation(name, llama.best, llama.prompt(llama.best.place))
+    return Variation(name, llama.best, llama.prompt(llama.best.place), note=llama.paging(llama.best))
 
 
 def records(found: Sequence[Variation]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, InputError, unknown_name
 from moesim.experiment.config import Config, parse_config
 from moesim.hardware import HardwareProfile, hardware_names, load_hardware
+from moesim.hardware.assembly import names_memory
 from moesim.hardware.read import is_number, type_at
 from moesim.hardware.schema import LANE
 from moesim.hardware.types import Device
@@ -432,7 +433,7 @@ def _part(name: str) -> Callable[[Base, Setting], Changed]:
 
 def _memory_text(base: Base, text: str) -> str:
     """Add the kind and speed of the machine's memory where a text has neither."""
-    if re.search(r"(?i)ddr|dimm|\d{4,5}", text):
+    if re.search(r"(?i)ddr|dimm|\d{4,5}", text) or not names_memory(text):
         return text
     found = re.search(r"(?i)\b(?:lp)?ddr\dx?(?:[- ]?\d{4,5})?\b", base.profile.machine.get("memory", ""))
     return f"{text} {found[0]}" if found else text

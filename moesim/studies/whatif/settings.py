@@ -15,6 +15,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override
 from moesim.experiment.sweep import KEYS, Point, expand
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.assembly import names_memory
 from moesim.hardware.engines import MACHINE, OWN
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import make_policy
@@ -104,7 +105,12 @@ def parse_vary(text: str) -> list[tuple[Setting, ...]]:
         match = re.fullmatch(r"\s*([^\s=]+)\s*(?:\s|(?==))\s*(.*\S)\s*", part)
         values = [value.strip().removeprefix("=").strip() for value in match[2].split(",")] if match else []
         if match is None or not all(values):
-            raise ConfigError(f"--vary '{text}': expected a knob and values, such as 'link.bytes_per_s x0.5,x2', got '{part}'")
+            meant = f"; did you mean 'ram {part.strip()}'?" if names_memory(part) else ""
+            raise ConfigError(
+                f"--vary '{text}': expected a knob and values, such as 'link.bytes_per_s x0.5,x2', got '{part}'{meant}"
+            )
+        if re.fullmatch(r"\d+x", match[1]):
+            raise ConfigError(f"--vary '{text}': expected a knob and values, got '{part}'; did you mean 'gpu {part.strip()}'?")
         if match[1] == "more":
             raise ConfigError(f"--vary '{text}': expected what there is then, such as 'ram 64gb' or 'gpu rtx 4090', got '{part}'")
         found = [(*before, Setting(match[1], value)) for before in found for value in values]
