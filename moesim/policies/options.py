@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Final, dataclass_transform, get_args, get_type_hints
 
@@ -21,6 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
 
+from moesim.core.own_code import is_ours
 from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policy import Event
 
@@ -123,6 +125,8 @@ class Declared:
     def __init_subclass__(cls, *, fixed: bool = False, **rest: Any) -> None:
         """Note the options; ``fixed``: of those of the bases none can be set."""
         super().__init_subclass__(**rest)
+        if not is_ours(cls.__module__):
+            _check_class(cls)
         own = {name: value for name, value in vars(cls).items() if isinstance(value, FieldInfo)}
         inherited = {name: field for base in cls.__bases__ for name, field in getattr(base, "_fields", {}).items()}
         kept = {} if fixed else {name: field for name, field in inherited.items() if name in own or name not in vars(cls)}
@@ -152,6 +156,37 @@ class Declared:
     def options(self) -> dict[str, Any]:
         """Return the options as they were given, by name."""
         return {name: getattr(self, name) for name in options_of(type(self))}
+
+
+def _check_class(cls: type) -> None:
+    """Refuse an option without a type, and a plain value or new default that the option of a base does not take."""
+    inherited = _options_above(cls)
+    for name, value in vars(cls).items():
+        if isinstance(value, FieldInfo) and not any(name in inspect.get_annotations(base) for base in cls.__mro__):
+            near = get_close_matches(name, inherited, 1)
+            raise ConfigError(
+                f"{cls.__name__}.{name}: expected an annotation such as `{name}: str = option(...)`, got none"
+                + (f"; did you mean {near[0]}?" if near else "")
+            )
+        above = inherited.get(name)
+        plain = value
+        if isinstance(value, FieldInfo):
+            plain = value if value.is_required() or name in inspect.get_annotations(cls) else value.default
+        if above is None or isinstance(plain, FieldInfo) or hasattr(type(plain), "__get__"):
+            continue
+        hint = get_type_hints(above, include_extras=True)[name]
+        one = Option(name, FieldInfo.from_annotated_attribute(hint, above._fields[name]))
+        if plain is None and "a part" in one.expected:
+            continue  # none by name: `compose` builds it
+        try:
+            one.read(plain)
+        except ValueError as error:
+            raise ConfigError(f"{cls.__name__}.{name}: {error}") from None
+
+
+def _options_above(cls: type) -> dict[str, type[Declared]]:
+    """Return the options that bases have, each with the nearest class that has it."""
+    return {name: base for base in reversed(cls.__mro__[1:]) if issubclass(base, Declared) for name in base._fields}
 
 
 def options_of(cls: type) -> Mapping[str, Option]:

@@ -123,7 +123,7 @@ def test_a_class_is_exact_unless_it_says_otherwise() -> None:
         exact = property(lambda self: self.nowhere)  # of an object that there is not yet
 
     class ByOption(Composed):
-        keep = option(1)
+        keep: int = option(1)
         exact = property(lambda self: self.keep == 2)  # type: ignore[assignment]
 
     assert [_exact_by_default(cls) for cls in (object, Plain, Not, Asked, ByOption)] == [True, True, False, True, False]
