@@ -239,6 +239,14 @@ def test_a_wrong_policy_is_one_line_that_says_what_to_do(spec: Any, message: str
     assert "\n" not in str(caught.value)
 
 
+def test_a_part_that_lacks_a_method_may_have_it_misspelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from moesim.policies.parts.replacement import Admitting\nclass Own(Admitting):\n    def victm(self): pass\n"
+    (tmp_path / "misspelt_part.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"got no victim in Own; Own.victm: nothing calls it; did you mean victim\?"):
+        make_policy({"name": "composed", "replacement": "misspelt_part:Own"})
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_what_is_missing_is_written_once(name: str) -> None:
     cls = policy_class(name)
