@@ -13,7 +13,8 @@ a constructor of its own has that one's named parameters as options.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Final, dataclass_transform, get_args, get_type_hints
 
@@ -21,6 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
 
+from moesim.core.own_code import is_ours
 from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policy import Event
 
@@ -118,11 +120,14 @@ class Declared:
     """A class whose attributes with a value of `option` are its options."""
 
     _fields: ClassVar[Mapping[str, FieldInfo]] = {}
+    _called: ClassVar[frozenset[str]] = frozenset()  # methods that it may have, and that no base has
     __signature__: ClassVar[inspect.Signature | None] = None
 
     def __init_subclass__(cls, *, fixed: bool = False, **rest: Any) -> None:
         """Note the options; ``fixed``: of those of the bases none can be set."""
         super().__init_subclass__(**rest)
+        if not is_ours(cls.__module__):
+            _check_class(cls)
         own = {name: value for name, value in vars(cls).items() if isinstance(value, FieldInfo)}
         inherited = {name: field for base in cls.__bases__ for name, field in getattr(base, "_fields", {}).items()}
         kept = {} if fixed else {name: field for name, field in inherited.items() if name in own or name not in vars(cls)}
@@ -152,6 +157,54 @@ class Declared:
     def options(self) -> dict[str, Any]:
         """Return the options as they were given, by name."""
         return {name: getattr(self, name) for name in options_of(type(self))}
+
+
+def _check_class(cls: type) -> None:
+    """Refuse an option without a type, and a plain value or new default that the option of a base does not take."""
+    inherited = _options_above(cls)
+    for name, value in vars(cls).items():
+        if isinstance(value, FieldInfo) and not any(name in inspect.get_annotations(base) for base in cls.__mro__):
+            near = get_close_matches(name, inherited, 1)
+            raise ConfigError(
+                f"{cls.__name__}.{name}: expected an annotation such as `{name}: str = option(...)`, got none"
+                + (f"; did you mean {near[0]}?" if near else "")
+            )
+        above = inherited.get(name)
+        plain = value
+        if isinstance(value, FieldInfo):
+            plain = value if value.is_required() or name in inspect.get_annotations(cls) else value.default
+        if above is None or isinstance(plain, FieldInfo) or hasattr(type(plain), "__get__"):
+            continue
+        hint = get_type_hints(above, include_extras=True)[name]
+        one = Option(name, FieldInfo.from_annotated_attribute(hint, above._fields[name]))
+        if plain is None and "a part" in one.expected:
+            continue  # none by name: `compose` builds it
+        try:
+            one.read(plain)
+        except ValueError as error:
+            raise ConfigError(f"{cls.__name__}.{name}: {error}") from None
+
+
+def _options_above(cls: type) -> dict[str, type[Declared]]:
+    """Return the options that bases have, each with the nearest class that has it."""
+    return {name: base for base in reversed(cls.__mro__[1:]) if issubclass(base, Declared) for name in base._fields}
+
+
+def misspelt(classes: Iterable[type]) -> str:
+    """Return which method or option was probably meant by a name in a class that is not moesim's, or nothing."""
+    for cls in classes:
+        bases, options = cls.__mro__[1:], _options_above(cls)
+        methods = {name for base in bases for name, value in vars(base).items() if inspect.isfunction(value)}
+        methods |= cls._called if issubclass(cls, Declared) else set()
+        known = {*methods, *options, *inspect.get_annotations(cls), *(name for base in bases for name in vars(base))}
+        for name, value in vars(cls).items():
+            is_method = inspect.isfunction(value)
+            if is_ours(cls.__module__) or name in known or name.startswith("_") or (not is_method and hasattr(value, "__get__")):
+                continue
+            does = "calls" if is_method else "reads"
+            if near := get_close_matches(name, methods if is_method else options, 1, 0.85):
+                return f"{cls.__name__}.{name}: nothing {does} it; did you mean {near[0]}? a helper's name begins with _"
+    return ""
 
 
 def options_of(cls: type) -> Mapping[str, Option]:
@@ -228,7 +281,8 @@ def _mistyped(made: Any, name: str, kind: type, remedy: str) -> str:
     try:
         value = getattr(made, name)
     except AttributeError as error:  # there is none, or it is a property that asks for what is not there
-        return f"expected the attribute {name} ({kind.__name__}), got: {error}; {remedy}"
+        wrong = misspelt(type(made).__mro__)
+        return wrong or f"expected the attribute {name} ({kind.__name__}), got: {error}; {remedy}"
     return "" if isinstance(value, kind) else f"expected {name} to be a {kind.__name__}, got {value!r}; {remedy}"
 
 

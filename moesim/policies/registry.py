@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from moesim.core.own_code import check_target, import_class
 from moesim.errors import ConfigError, MoesimError, describe_exception, mistyped, unknown_name
-from moesim.policies.options import Declared, construct, options_of, wrong_declaration, wrong_needs
+from moesim.policies.options import Declared, construct, misspelt, options_of, wrong_declaration, wrong_needs
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 from moesim.policy import Policy
 
@@ -363,7 +363,7 @@ def _own_class(kind: str, target: str) -> type:
     wanted = methods_of(kind)
     lacking = [name for name in wanted if not callable(getattr(cls, name, None))]
     if lacking:
-        remedy = f"it can be named as {' or '.join(fits)}" if (fits := _kinds_of(cls)) else "add them"
+        remedy = f"it can be named as {' or '.join(fits)}" if (fits := _kinds_of(cls)) else misspelt(cls.__mro__) or "add them"
         raise ConfigError(
             f"{kind} {target}: expected a class with {', '.join(wanted)} (see moesim.policies.parts.{PROTOCOLS[kind].__name__}), "
             f"got no {', no '.join(lacking)} in {cls.__name__}; {remedy}"

@@ -22,7 +22,6 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
@@ -30,11 +29,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from moesim.core.own_code import is_ours
 from moesim.errors import CapacityError, InputError, MoesimError, SimulationError, describe_exception
 from moesim.experiment.runner import initial_placement
 from moesim.fits import backing_devices
 from moesim.hardware import HardwareProfile
-from moesim.policies.options import options_of, wrong_declaration
+from moesim.policies.composed import Composed
+from moesim.policies.options import misspelt, options_of, wrong_declaration
 from moesim.records import Records
 from moesim.testing.fakes import tiny_model
 from moesim.testing.runs import N_DECODE, N_PROMPT, machine_of, run_inputs, run_tiny, tiny_workload
@@ -233,15 +234,16 @@ def _constructor(make: Any) -> list[Check]:
 
 
 def _methods(policy: Any) -> list[Check]:
-    """Check names of methods in modules of the policy, and of parts it was given, that are not moesim's."""
+    """Check names of methods and attributes in modules of the policy and of its parts that are not moesim's."""
     given = [str(value).partition(":")[0] for value in getattr(policy, "__dict__", {}).values()]
-    modules = [sys.modules[name] for name in dict.fromkeys([type(policy).__module__, *given]) if name in sys.modules]
-    own = [module for module in modules if module.__name__.partition(".")[0] != "moesim"]
+    parts = policy.parts if isinstance(policy, Composed) else ()
+    names = dict.fromkeys([*(type(one).__module__ for one in (policy, *parts)), *given])
     classes = [
-        one for module in own for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__
-    ]
-    check = _tried("no method has nearly the name of one that is called", partial(check_methods, classes))
-    return [check] if check.verdict == "failed" else []
+        one for name in names if name in sys.modules and not is_ours(name)
+        for one in vars(sys.modules[name]).values() if inspect.isclass(one) and one.__module__ == name
+    ]  # fmt: skip
+    wrong = misspelt(classes)
+    return [Check("failed", "no name is nearly that of a method or an option", wrong)] if wrong else []
 
 
 def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None, tell: Callable[[str], None]) -> Check:
@@ -427,18 +429,6 @@ def check_declaration(policy: Any) -> None:
     expect(not lacking, f"expected the methods place, decide and evict, got no {', no '.join(lacking)}")
     wrong = wrong_declaration(policy)
     expect(not wrong, wrong)
-
-
-def check_methods(classes: Sequence[type]) -> None:
-    """Check that no class has a method whose name is nearly one of a base: nobody would call it."""
-    for cls in classes:
-        known = {name for base in cls.__mro__[1:] for name, value in vars(base).items() if inspect.isfunction(value)}
-        for name, value in vars(cls).items():
-            near = get_close_matches(name, known, 1, 0.85)
-            if inspect.isfunction(value) and name not in known and near and not name.startswith("_"):
-                raise CheckError(
-                    f"{cls.__name__}.{name}: nothing calls it; did you mean {near[0]}? a helper's name begins with _"
-                )
 
 
 def check_constructor(cls: Any, given: Mapping[str, Any]) -> None:

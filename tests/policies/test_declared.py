@@ -15,7 +15,7 @@ from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.base import PolicyBase
 from moesim.policies.composed import Composed
-from moesim.policies.options import Option, construct, option, options_of
+from moesim.policies.options import Option, _check_class, construct, option, options_of
 from moesim.policies.parts import PrefetchOption
 from moesim.policies.parts.prefetch import NoPrefetch
 from moesim.policies.registry import PARTS, POLICIES, make_policy, part_class, policy_class
@@ -76,6 +76,36 @@ def test_a_subclass_declares_an_option_anew_or_fixes_it() -> None:
     assert not options_of(Nothing) and (Nothing().more, Nothing().share) == (3, 0.25)
     with pytest.raises(TypeError):
         Nothing(more=3)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"scope": "perlayer"}, r"Mine.scope: expected 'per-layer' or 'global', got 'perlayer'; choose one of these"),
+        ({"scope": option("perlayer")}, r"Mine.scope: expected 'per-layer' or 'global', got 'perlayer'"),
+        ({"scope": None}, r"Mine.scope: expected 'per-layer' or 'global', got None"),
+        (
+            {"staging_slots": 0, "__annotations__": {"staging_slots": "int"}},
+            r"Mine.staging_slots: expected an integer of at least 1",
+        ),
+        (
+            {"assignmnt": option("all-gpu")},
+            r"Mine.assignmnt: expected an annotation such as `assignmnt: str = .*`, got none; did you mean assignment\?$",
+        ),
+        ({"zeal": option(3)}, r"Mine.zeal: expected an annotation such as `zeal: str = option\(...\)`, got none$"),
+    ],
+)
+def test_a_class_fixes_an_option_by_what_it_takes_and_types_its_own(own: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        type("Mine", (Composed,), own)
+    fine = type("Mine", (Composed,), {"scope": "global", "replacement": None, "needs": frozenset(), "load_order": option("rows")})
+    assert options_of(fine)["load_order"].default == "rows" and "scope" not in options_of(fine)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_shipped_classes_fix_options_by_what_they_take(cls: type) -> None:
+    for base in cls.__mro__:
+        _check_class(base)
 
 
 def test_a_constructor_of_its_own_is_read_instead() -> None:

@@ -123,7 +123,7 @@ def test_a_class_is_exact_unless_it_says_otherwise() -> None:
         exact = property(lambda self: self.nowhere)  # of an object that there is not yet
 
     class ByOption(Composed):
-        keep = option(1)
+        keep: int = option(1)
         exact = property(lambda self: self.keep == 2)  # type: ignore[assignment]
 
     assert [_exact_by_default(cls) for cls in (object, Plain, Not, Asked, ByOption)] == [True, True, False, True, False]
@@ -237,6 +237,14 @@ def test_a_wrong_policy_is_one_line_that_says_what_to_do(spec: Any, message: str
     with pytest.raises(ConfigError, match="^" + re.escape(message)) as caught:
         make_policy(spec, "a.yaml")
     assert "\n" not in str(caught.value)
+
+
+def test_a_part_that_lacks_a_method_may_have_it_misspelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from moesim.policies.parts.replacement import Admitting\nclass Own(Admitting):\n    def victm(self): pass\n"
+    (tmp_path / "misspelt_part.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"got no victim in Own; Own.victm: nothing calls it; did you mean victim\?"):
+        make_policy({"name": "composed", "replacement": "misspelt_part:Own"})
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

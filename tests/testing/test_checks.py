@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
@@ -375,20 +376,38 @@ def test_every_policy_is_measured_on_a_machine_that_it_can_run_on(monkeypatch: p
     assert {row.policy for row in bench.run_deciding(repeats=1, tokens=1)} == set(POLICIES)
 
 
-MISSPELT = """
-from moesim.policies.systems.caches import LRU
-
-class Mine(LRU):
-    def on_route(self, event, view):
-        return []
-"""
-
-
-def test_a_method_that_nothing_calls_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "misspelt_policy.py").write_text(MISSPELT, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "class Mine(LRU):\n    def on_route(self, event, view): return []",
+            "Mine.on_route: nothing calls it; did you mean on_routed?",
+        ),
+        ("class Mine(Composed):\n    scop = 'global'", "Mine.scop: nothing reads it; did you mean scope?"),
+        ("class Mine(Composed):\n    assignmnt = 'all-gpu'", "Mine.assignmnt: nothing reads it; did you mean assignment?"),
+        (
+            "class Mine(Composed):\n    replacement = None\n    def compos(self): return ()",
+            "Mine.compos: nothing calls it; did you mean compose?",
+        ),
+        (
+            "class Own(Admitting):\n    def victm(self, fetch, view): return None\n"
+            "class Mine(Composed):\n    replacement = None\n"
+            "    def compose(self): return super().compose()._replace(replacement=Own())",
+            "Own.victm: nothing calls it; did you mean victim?",
+        ),
+        ("class Mine(Composed):\n    scop: str = 'global'\n    _scope = prefix = 1\n    load_order = 'rows'", ""),
+    ],
+)
+def test_a_name_that_nothing_uses_is_found(body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = (
+        "from moesim.policies.composed import Composed\nfrom moesim.policies.systems.caches import LRU\n"
+        "from moesim.policies.parts.replacement import Admitting\n"
+    )
+    (tmp_path / "misspelt_policy.py").write_text(imports + body, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    (failed,) = examine_policy(import_module("misspelt_policy").Mine).failures
-    assert failed.detail == "Mine.on_route: nothing calls it; did you mean on_routed? a helper's name begins with _"
+    monkeypatch.delitem(sys.modules, "misspelt_policy", raising=False)
+    first = next((check.detail for check in examine_policy(import_module("misspelt_policy").Mine).failures), "")
+    assert first == (f"{said} a helper's name begins with _" if said else "")
 
 
 class _Scores(LRU):

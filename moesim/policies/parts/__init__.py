@@ -148,6 +148,10 @@ class ReplacementPart(Protocol):
 class Part(Declared):
     """Defaults of all parts: nothing needed, nothing to begin, printed with its options."""
 
+    _called = frozenset(
+        name for kind in (PlacementPart, AssignmentPart, PrefetchPart, ReplacementPart) for name in vars(kind) if name[0] != "_"
+    )
+
     @property
     def needs(self) -> frozenset[str]:
         return frozenset()
