@@ -12,12 +12,13 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.explore.question import LLAMA_CPP, PLACE, Question, Run, llama_of, run_of, setting_of
 from moesim.explore.worker import Asking
+from moesim.hardware.parts import counted
 from moesim.metrics.naming import notes_of
 from moesim.metrics.outcome import Outcome
 from moesim.studies.advice.engines import describe
-from moesim.studies.advice.llama_cpp import Point, Speed
+from moesim.studies.advice.llama_cpp import LlamaCpp, Point, Speed
 from moesim.studies.advice.recommend import candidate_of
-from moesim.studies.advice.vary import varied
+from moesim.studies.advice.vary import AS_IS, varied
 from moesim.studies.identify.model_error import shipped, time_shares
 from moesim.studies.whatif.limits import limits_of
 from moesim.studies.whatif.settings import parse_vary
@@ -128,6 +129,9 @@ class Upgrade:
 
 def upgrades(question: Question, texts: Sequence[str], asking: Asking) -> Iterator[tuple[float, Upgrade]]:
     """Yield the share that is done, and llama.cpp's best setting on the machine as it is, then with each change."""
+    if not texts:
+        yield from _usual_upgrades(question, asking)
+        return
     variations = [together for text in texts for together in parse_vary(text)]
     for number, one in enumerate(varied(question.asked, variations), 1):
         asking.check()
@@ -135,3 +139,33 @@ def upgrades(question: Question, texts: Sequence[str], asking: Asking) -> Iterat
             yield number / (len(variations) + 1), Upgrade(one.name, None, what=f"does not fit: {one.misfit}")
         else:
             yield number / (len(variations) + 1), Upgrade(one.name, one.point.decode, one.prompt, one.point.place.title)
+
+
+_ROWS: Final = 10
+"""Usual upgrades at most, for the share that is done."""
+
+
+def _usual_upgrades(question: Question, asking: Asking) -> Iterator[tuple[float, Upgrade]]:
+    """Yield what would help in the words of `moesim recommend`, then more RAM and a second GPU."""
+    llama = llama_of(question)
+    setting, best = llama.setting, llama.best
+    own = _upgrade(AS_IS, llama, best)
+    yield 1 / _ROWS, own
+    if own.decode is not None and own.prompt is not None:
+        for number, gain in enumerate(llama.gains(), 2):
+            asking.check()
+            decode, prompt = own.decode.times(gain.decode), own.prompt.times(gain.prompt or 1.0)
+            yield number / _ROWS, Upgrade(gain.change, decode, prompt, own.what if gain.place is None else gain.place.title)
+    if setting.one_memory:
+        return
+    if (more := llama.more_ram()) is not None:
+        yield 1 - 1 / _ROWS, _upgrade(f"{more[0]} GiB of RAM", llama, more[1])
+    if len(setting.gpus) == 1 and not question.profile:
+        two = llama_of(replace(question, gpu=f"2x {counted(question.gpu)[1]}"))
+        yield 1.0, _upgrade("a second GPU of this kind", two, two.best)
+
+
+def _upgrade(name: str, llama: LlamaCpp, best: Point | None) -> Upgrade:
+    if best is None:
+        return Upgrade(name, None, what=f"does not fit: {llama.misfit(llama.setting.context)}")
+    return Upgrade(name, best.decode, llama.prompt(best.place), best.place.title)

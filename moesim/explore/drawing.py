@@ -151,7 +151,7 @@ def curve(points: Sequence[Point], chosen: int | None) -> dict[str, Any]:
 def speeds(rows: Sequence[tuple[str, Speed | None, Speed | None, str]]) -> str:
     """Write a table of speeds, each decode speed with a bar and its interval; without one, why."""
     most = max((one.value for _, one, _, _ in rows if one is not None), default=1.0)
-    first = next((one for _, one, _, _ in rows if one is not None), None)
+    first = rows[0][1] if rows else None  # without a speed there, no ratio
     lines = []
     for name, decode, prompt, words in rows:
         if decode is None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from nicegui import ui
 
 from moesim.core.units import digits
-from moesim.errors import MoesimError
+from moesim.errors import CapacityError, MoesimError
 from moesim.explore import answers, drawing
 from moesim.explore.answers import Answer
 from moesim.explore.question import (
@@ -39,7 +39,6 @@ from moesim.hardware.parts import Cpu, Gpu, parts_of
 from moesim.model.load import model_names
 from moesim.policies.registry import policy_names
 from moesim.studies.advice.llama_cpp import Point
-from moesim.studies.advice.vary import USUAL
 from moesim.studies.identify.observations import QUANTS
 
 LOG: Final = logging.getLogger("moesim.explore")
@@ -61,6 +60,7 @@ class Page:
     def __init__(self, folder: str | None) -> None:
         self.question = Question()
         self.answer: Answer | None = None
+        self.too_large = False  # whether there is no answer as the model does not fit
         self.opened: Opened | None = None
         self._first, self._more = Line(), Line()  # the speed, and what stands behind the open tab
         self._drawn: tuple[Question, str] | None = None  # what the open tab shows
@@ -192,14 +192,15 @@ class Page:
         if question == self.question:
             await self.refresh_tab()
 
-    def _show(self, found: Answer | str) -> None:
+    def _show(self, found: Answer | MoesimError) -> None:
         self.answer = found if isinstance(found, Answer) else None
-        self.shown.content = _misfit(found) if isinstance(found, str) else _answered(found, self.question)
+        self.too_large = isinstance(found, CapacityError)
+        self.shown.content = _answered(found, self.question) if isinstance(found, Answer) else _misfit(_in_words(found))
         decode = found.decode if isinstance(found, Answer) else None
         self.ticker.text = "does not run" if decode is None else f"{digits(decode.value, 3)} tokens/s"
         of_llama = self.question.system == LLAMA_CPP
-        self.number.set_visibility(of_llama)
-        self.best.set_visibility(of_llama)
+        self.number.set_visibility(of_llama and not self.too_large)  # no number of the model before, where none fits
+        self.best.set_visibility(of_llama and not self.too_large)
         self.cache.set_visibility(not of_llama)
         place = found.run.place if isinstance(found, Answer) else None
         if place is not None and self.question.n_cpu_moe is None:  # else it stands where a person moves it
@@ -251,7 +252,8 @@ class Page:
         kept = replace(question, n_cpu_moe=None, system=LLAMA_CPP, cache=None) if name in ("curve", "upgrades") else question
         if name == "curve" and self._drawn == (kept, name):
             return self._mark()
-        if self.answer is None or (self._drawn == (kept, name) and not anew and name != "policies"):
+        known = self.answer is not None or (name == "upgrades" and self.too_large)
+        if not known or (self._drawn == (kept, name) and not anew and name != "policies"):
             return None
         self._drawn = None
         shows: Mapping[str, Callable[[], tuple[Callable[[Asking], Iterator[Any]], Callable[[Any], None]]]] = {
@@ -306,7 +308,7 @@ class Page:
         return show
 
     def _wishes(self) -> list[str]:
-        return [text.strip() for text in (self.wish.value or "").split(";") if text.strip()] or list(USUAL)
+        return [text.strip() for text in (self.wish.value or "").split(";") if text.strip()]
 
     def _upgraded(self, rows: list[Any]) -> Callable[[Any], None]:
         def show(found: tuple[float, answers.Upgrade]) -> None:
@@ -475,12 +477,16 @@ def _line(words: str) -> None:
     ui.element("p").add_slot("default", escape(words))
 
 
-def _one(question: Question, asking: Asking) -> Iterator[Answer | str]:
+def _one(question: Question, asking: Asking) -> Iterator[Answer | MoesimError]:
     """Yield the answer, or why there is none."""
     try:
         yield answers.speed(question, asking)
     except MoesimError as error:
-        yield re.sub(r"^recommend: (--\w+: )?", "", str(error))  # verb and option, which the page does not have
+        yield error
+
+
+def _in_words(error: MoesimError) -> str:
+    return re.sub(r"^recommend: (--\w+: )?", "", str(error))  # verb and option, which the page does not have
 
 
 def _pictures(answer: Answer | None, _: Asking) -> Iterator[list[tuple[str, str]]]:

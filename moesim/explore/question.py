@@ -8,19 +8,20 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from moesim.core.units import digits
 from moesim.errors import CapacityError, ConfigError, MoesimError
 from moesim.experiment.routing import choose_traces
 from moesim.hardware.engines import OWN
 from moesim.model import load_model
 from moesim.policies.registry import make_policy
-from moesim.studies.advice.candidates import Candidate
+from moesim.studies.advice.candidates import Candidate, gib
 from moesim.studies.advice.engines import commands
 from moesim.studies.advice.llama_cpp import LlamaCpp, Place, Point, Speed
 from moesim.studies.advice.question import PREFILL_CHUNK, Asked, Setting, look_up, usual_bits
@@ -82,6 +83,9 @@ def _setting(asked: tuple[tuple[str, Any], ...]) -> Setting:
     if question.context < question.prompt + question.answer:
         tokens = question.prompt + question.answer
         raise ConfigError(f"context: expected room for prompt and answer, {tokens} tokens, got {question.context}; raise it")
+    ram = question.ram.strip()
+    if not question.profile and re.fullmatch(r"\d+(\.\d+)?", ram):
+        raise ConfigError(f"RAM: expected a size with its unit, such as '{ram}GB', got '{ram}'; add the unit")
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder:  # only models of GGUF files are written
         return look_up(question.asked, Path(folder))
 
@@ -122,8 +126,19 @@ def place_of(question: Question) -> Place:
         return llama.place(min(max(question.n_cpu_moe, llama.first), llama.last), question.context)
     place = llama.least(question.context)
     if place is None:
-        raise CapacityError(f"it does not fit: {llama.misfit(question.context)}; lower context, users or bits")
+        raise CapacityError(f"it does not fit: {llama.misfit(question.context)}; {_fits_with(question, llama)}")
     return place
+
+
+def _fits_with(question: Question, llama: LlamaCpp) -> str:
+    """Say which changes, each alone, make the model fit."""
+    more = None if llama.setting.one_memory else llama.more_ram()
+    found = [] if more is None else [f"{more[0]} GiB of RAM ({digits(more[1].decode.value, 3)} tokens/s)"]
+    found += [f"{one.name} ({gib(one.n_bytes)})" for one in llama.quants() if one.point is not None and not one.paging][:1]
+    found += ["a shorter context"] if llama.least(question.prompt + question.answer) is not None else []
+    alone = replace(question, users=1)
+    found += ["fewer users"] if question.users > 1 and llama_of(alone).least(question.context) is not None else []
+    return f"it fits with {', or '.join(found)}" if found else "a smaller model may"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "core": 2_230,  # 1,100; bytes of a paste; how systems copy; classes of one's own, which were in policies
     "testing": 3_610,  # 2,300 of them: rules of papers and codes, written a second time for checks of decisions
     "reporting": 1_185,  # who wins where, in one sentence; what a filter is compared with
-    "explore": 1_242,  # 900; what a person chooses, types, sees and copies
+    "explore": 1_297,  # 900; what a person chooses, types, sees and copies; what would make a model fit, usual upgrades
     "serving": 3_070,  # arrivals, files of requests and of sessions, seven schedulers and one's own, KV cache in blocks, drafts
     TOP: 1_185,  # nearest names; KV cache of any policy
     CPP: 6_112,  # 5,600

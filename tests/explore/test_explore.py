@@ -9,7 +9,7 @@ import pytest
 
 import moesim
 from moesim.cli.main import main
-from moesim.errors import CapacityError
+from moesim.errors import CapacityError, ConfigError
 from moesim.explore.answers import curve, side_by_side, speed, upgrades
 from moesim.explore.question import LLAMA_CPP, Question, bits_of, command_of, place_of, run_of
 from moesim.explore.results import Opened
@@ -17,6 +17,7 @@ from moesim.explore.worker import Asking, Overtaken
 from tests.report.report_kit import row, write_folder
 
 BRIEF = Question(prompt=32, answer=8, context=4096)
+LARGE = replace(BRIEF, model="gpt-oss-120b", bits="MXFP4", ram="32GB")
 
 
 def test_the_best_place_is_where_the_curve_leaves_the_cliff():
@@ -49,6 +50,26 @@ def test_upgrades_are_those_of_whatif():
     assert after.decode.value > before.decode.value
 
 
+def test_usual_upgrades_are_in_the_words_of_the_advice():
+    advice = moesim.recommend(BRIEF.model, BRIEF.hardware, bits=BRIEF.bits, context=4096, quick=True, progress=False)
+    rows = {one.name: one for _, one in upgrades(BRIEF, [], Asking())}
+    own, gains = rows["as it is"].decode, {gain.change: gain.decode for gain in advice.gains}
+    assert own is not None and "RAM 1.5 times as fast" in gains
+    assert [*rows] == ["as it is", *gains, "96 GiB of RAM", "a second GPU of this kind"]
+    for name, gain in gains.items():
+        assert rows[name].decode == own.times(gain)
+    assert rows["96 GiB of RAM"].decode == own  # it fits as it is
+    two = rows["a second GPU of this kind"].decode
+    assert two is not None and two.value > own.value
+
+
+@pytest.mark.parametrize(("texts", "fits"), [([], "64 GiB of RAM"), (["ram 64GB", "gpu rtx 3090"], "ram 64GB")])
+def test_an_upgrade_makes_a_model_fit_that_does_not(texts: list[str], fits: str):
+    rows = {one.name: one for _, one in upgrades(LARGE, texts, Asking())}
+    assert [name for name, one in rows.items() if one.decode is not None] == [fits] and len(rows) == 3
+    assert all(one.what.startswith("does not fit: needs 57") for name, one in rows.items() if name != fits)
+
+
 @pytest.mark.parametrize(("model", "bits"), [("gpt-oss-120b", "MXFP4"), ("glm-4.5-air", "Q4_K_M"), ("gpt-oss-1000b", "Q8_0")])
 def test_another_model_has_its_own_bits(model: str, bits: str):
     assert bits_of(Question(model=model, bits="Q8_0")) == bits  # of an unknown one those that were chosen
@@ -66,8 +87,17 @@ def test_a_newer_question_ends_an_older_one():
 
 
 def test_what_does_not_fit_says_so():
-    with pytest.raises(CapacityError, match=r"it does not fit: needs .* GiB"):
-        place_of(replace(BRIEF, model="deepseek-v3"))
+    with pytest.raises(CapacityError, match=r"it does not fit: needs 57.*; it fits with 64 GiB of RAM \(19 tokens/s\)$"):
+        place_of(LARGE)
+    with pytest.raises(CapacityError, match=r"of gpu0: .*; it fits with .*, or a shorter context, or fewer users$"):
+        place_of(replace(BRIEF, context=131072, users=16))
+    with pytest.raises(CapacityError, match=r"it fits with 24 GiB of RAM \(.* tokens/s\), or Q4_K_M \(17.3 GiB\)$"):
+        place_of(replace(BRIEF, bits="Q8_0", ram="16GB"))
+
+
+def test_memory_without_a_unit_is_refused_by_the_name_of_its_field():
+    with pytest.raises(ConfigError, match=r"RAM: expected a size with its unit, such as '64GB', got '64'; add the unit"):
+        run_of(replace(BRIEF, ram=" 64 "))
 
 
 def test_a_filter_means_what_a_person_types(tmp_path):

@@ -171,6 +171,20 @@ def test_tabs_show_timeline_curve_and_upgrades(visit: Visit):
     visit.page.get_by_role("rowheader", name="gpu rtx 3090").wait_for()
 
 
+def test_upgrades_show_which_makes_a_model_fit(visit: Visit):
+    visit.page.get_by_label("RAM", exact=True).fill("32GB")
+    visit.tab("Upgrades")
+    visit.choose("Model", "gpt-oss-120b")
+    visit.page.locator(".misfit", has_text="it fits with 64 GiB of RAM").wait_for()
+    slider = visit.page.locator("[aria-label='--n-cpu-moe'][type=range]")
+    slider.wait_for(state="hidden")
+    visit.page.get_by_role("row", name=re.compile("64 GiB of RAM.*--n-cpu-moe")).wait_for()
+    visit.page.get_by_role("row", name=re.compile("a second GPU of this kind.*does not fit")).wait_for()
+    visit.page.get_by_label("RAM", exact=True).fill("64GB")
+    slider.wait_for()
+    assert slider.input_value() == "32"  # 25 of the model before
+
+
 def test_a_folder_of_results_is_filtered_sorted_and_drawn(visit: Visit):
     rows = visit.page.locator(".q-table tbody tr")
     visit.page.get_by_text("4 of 4 runs").wait_for()

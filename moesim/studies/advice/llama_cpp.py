@@ -393,17 +393,15 @@ class LlamaCpp:
                     words = f"{more} GiB on the GPU, same speed"
                     yield Gain(words, other.best.decode.value / best.decode.value, faster, other.best.place)
 
-    def more_ram(self) -> str:
-        """Name the least memory of the host with which the model fits, and its speed; empty if none is enough."""
+    def more_ram(self) -> tuple[int, Point] | None:
+        """Find the least larger memory of the host, GiB, with which the model fits, and its best setting then."""
         kept = min((size * 2**30 - self.setting.ram_bytes for size in _RAM if size * 2**30 >= self.setting.ram_bytes), default=0)
         for size in _RAM:
             if size * 2**30 > self.setting.ram_bytes + kept:
                 other = self.with_setting(ram_bytes=size * 2**30 - kept)
                 if (best := other.best) is not None and not other.paging(best):
-                    return (
-                        f"{size} GiB of RAM: {best.decode.value:.3g} ({best.decode.low:.3g} to {best.decode.high:.3g}) tokens/s"
-                    )
-        return ""
+                    return size, best
+        return None
 
     def by_ubatch(self) -> list[tuple[int, int, Place | None]]:
         """Find the least setting that fits by context and ``-ub``: their compute buffers differ."""

@@ -161,8 +161,10 @@ def _of_llama_cpp(llama: LlamaCpp, engine: Engine, *, quick: bool) -> Recommenda
     quants = llama.quants()
     if best is None:
         why = llama.misfit(setting.context)
-        more = "" if setting.one_memory else llama.more_ram()
-        return Recommendation(setting, engine, None, "", why, quants=quants, fits_with=more)
+        more = None if setting.one_memory else llama.more_ram()
+        speed = "" if more is None else "{0.value:.3g} ({0.low:.3g} to {0.high:.3g})".format(more[1].decode)
+        fits = "" if more is None else f"{more[0]} GiB of RAM: {speed} tokens/s"
+        return Recommendation(setting, engine, None, "", why, quants=quants, fits_with=fits)
     one = candidate_of(best, setting)
     command = next(each for each in commands(one, setting) if each.engine == engine.name)
     begin = llama.points([(best.place, setting.asked.prompt)])[0].decode
