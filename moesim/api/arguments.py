@@ -108,7 +108,15 @@ def _without_options(message: str, place: str, known: Signature) -> str:
             return f"{found[1] or ''}{name}{found[3] or ''}"
         return f"{'pass ' if found[1] else ''}{name}=True"
 
-    named = re.sub(r"(\badd )?--([a-z][a-z0-9-]*)( uniform)?", argument, message)
+    def overrides(found: re.Match[str]) -> str:
+        pairs = (one.split("=", 1) for one in found[0].removeprefix("--set ").split(" --set "))
+        return "overrides={" + ", ".join(f"'{key}': {value}" for key, value in pairs) + "}"
+
+    def whole(part: str) -> str:
+        part = re.sub(r"--set [\w.]+=[^\s,;]+( --set [\w.]+=[^\s,;]+)*", overrides, part)
+        return re.sub(r"(\badd )?--([a-z][a-z0-9-]*)( uniform)?", argument, part)
+
+    named = "".join(part if part[:1] == "`" else whole(part) for part in re.split(r"(`[^`]*`)", message))
     if message.startswith("--") and named[:2] != "--":
         return f"{place}: {named}"
     return re.sub(rf"^{place.replace('.', ' ')}: ", f"{place}: ", named)

@@ -77,9 +77,9 @@ def test_a_terminal_shows_what_is_being_checked(monkeypatch: pytest.MonkeyPatch,
 def test_a_policy_that_fails_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "an_authors_module:Broken,all-cpu"]) == 1
     out, err = capsys.readouterr()
-    assert "failed   32 cache slots, 8 a layer: batch 1: ZeroDivisionError: division by zero (an_authors_module.py:12)" in out
+    assert "failed   1, 4, 12 and 32 cache slots: batch 1: ZeroDivisionError: division by zero (an_authors_module.py:12)" in out
     assert "AllCpu() on tiny" in out, "the others are checked"
-    assert err == "moesim: Broken() fails 4 of 6 checks; the first: 1 cache slot, 0 a layer\n"
+    assert err == "moesim: Broken() fails 1 of 3 checks; the first: 1, 4, 12 and 32 cache slots\n"
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ def test_identified_lists_what_was_skipped_and_gives_rows_back(tmp_path: Path):
 def test_without_a_profile_and_without_names_of_parts(tmp_path: Path):
     (tmp_path / "t.md").write_text(HEAD.format("", "") + ONE)
     with pytest.raises(
-        ConfigError, match=r"t\.md: expected lines that name GPU or CPU, got none; name the machine with --hardware"
+        ConfigError, match=r"t\.md: expected lines that name GPU or CPU, got none; name the machine with hardware"
     ):
         moesim.calibrate(tmp_path / "t.md", progress=False)
 
