@@ -20,7 +20,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "live": 6_087,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 6_065,  # 4,300; latency by load, goodput, requests over time; the best setting; texts never collide; panels
     "experiment": 5_164,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
-    "cli": 3_063,  # with api 4,000; what was meant by a mistyped word; explore; parts, pastes, one screen, measured engines; capacity, schedulers
+    "cli": 3_063,  # with api 4,000; explore; pastes, one screen, engines; capacity, schedulers; what a mistyped word meant
     "api": 3_799,  # engines; answers without a machine; capacity, requests of a result; all verbs, with their docstrings
     "recorder": 3_435,
     "metrics": 3_265,  # 2,600; of requests, as serving benchmarks define them
