@@ -67,7 +67,7 @@ def test_usual_upgrades_are_in_the_words_of_the_advice():
 def test_an_upgrade_makes_a_model_fit_that_does_not(texts: list[str], fits: str):
     rows = {one.name: one for _, one in upgrades(LARGE, texts, Asking())}
     assert [name for name, one in rows.items() if one.decode is not None] == [fits] and len(rows) == 3
-    assert all(one.what.startswith("does not fit: needs 57") for name, one in rows.items() if name != fits)
+    assert all(one.what.startswith("does not fit: needs ") for name, one in rows.items() if name != fits)
 
 
 @pytest.mark.parametrize(("model", "bits"), [("gpt-oss-120b", "MXFP4"), ("glm-4.5-air", "Q4_K_M"), ("gpt-oss-1000b", "Q8_0")])
@@ -87,7 +87,7 @@ def test_a_newer_question_ends_an_older_one():
 
 
 def test_what_does_not_fit_says_so():
-    with pytest.raises(CapacityError, match=r"it does not fit: needs 57.*; it fits with 64 GiB of RAM \(19 tokens/s\)$"):
+    with pytest.raises(CapacityError, match=r"it does not fit: needs .* of RAM: .*; it fits with 64 GiB of RAM \(19 tokens/s\)$"):
         place_of(LARGE)
     with pytest.raises(CapacityError, match=r"of gpu0: .*; it fits with .*, or a shorter context, or fewer users$"):
         place_of(replace(BRIEF, context=131072, users=16))
