@@ -191,10 +191,8 @@ def made_under(name: str) -> dict[str, str]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(
-    "name",  # without any vectors more differs
-    [pytest.param(name, marks=[pytest.mark.long] if "wide" in name else []) for name in SETTINGS if name != "as it is"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "as it is"])
 def test_what_results_rest_on_is_the_same_to_the_byte(name: str):
     here, there = made_under("as it is"), made_under(name)
     assert list(here) == [case.__name__ for case in CASES]

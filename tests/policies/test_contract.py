@@ -115,7 +115,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-LONG = {"finemoe", "moe-infinity-paper", "pre-gated"}
 PRESETS = "moesim.policies.systems.as_compared:"
 """Systems as other papers ran them, whose classes are checked under their own names."""
 
@@ -132,13 +131,9 @@ def test_with_its_defaults(name: str) -> None:
     check_policy(type(make_policy(name)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        pytest.param(name, one, id=f"{name}-{one}", marks=[pytest.mark.long] if name in LONG or one != some[0] else [])
-        for name, some in OPTIONS.items()
-        for one in some
-    ],
+    ("name", "options"), [pytest.param(name, one, id=f"{name}-{one}") for name, some in OPTIONS.items() for one in some]
 )
 def test_with_other_options(name: str, options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": name, **options}), slots=SIZES.get(name, SLOTS))
