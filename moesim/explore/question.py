@@ -188,7 +188,7 @@ def _routing(model: str, workload: str, policy: str) -> tuple[Any, str]:
     asked, written = json.loads(workload), json.loads(policy)
     sizes = {"requests": asked["batch_size"], "prompt": asked["prompt_tokens"], "decode": asked["decode_tokens"]}
     if asked["batch_size"] == 1 and _routing_free(written):
-        words = "a prompt is assumed to use all experts evenly; recommend, which assumes preferences, finds some per cent more"
+        words = "a prompt is assumed to use all experts evenly; recommend, which assumes preferences, finds up to a fifth more"
         return {MADE: EVEN, **sizes}, f"routing: makes no difference to decoding here; {words}"
     raw: dict[str, Any] = {
         "model": json.loads(model), "hardware": "rtx3090-epyc7532", "workload": asked, "cache": {"ratio": 1.0},

@@ -224,7 +224,7 @@ def test_what_is_refused_and_why(words: str, expected: str, folder: Path, run: C
     out = tmp_path / "out"
     with pytest.raises(ConfigError) as failure:
         run(*[str(folder) if word == "RESULT" else word for word in words.split()], "--out", out)
-    assert expected in (failure.value.of_command or "")
+    assert expected in (failure.value.of_command or str(failure.value))
     assert "\n" not in str(failure.value)
     assert not out.exists()
 

@@ -363,7 +363,7 @@ def test_errors_are_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:
         call(cli, *arguments, "--out", "made")
-    assert words in (error.value.of_command or "")
+    assert words in (error.value.of_command or str(error.value))
     assert "\n" not in str(error.value)
     assert not Path("made").exists()
 
