@@ -504,6 +504,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
     return Trace.read(find_trace(request.param))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRACE_KINDS)
 def test_figures_of_shipped_traces(trace: Trace, name: str):
     kind = KINDS[name]

@@ -35,13 +35,17 @@ def write(results: dict[str, Any]) -> None:
     read.cache_clear()
 
 
-# Played on the native engine each time, on the reference by `make test-long`.
+# Played on the native engine each time, those of LONGER not, and on the reference by `make test-long`.
 LONG = {"no contention", "chunks", "decision time", "two micro-batches", "fine-grained"}
+LONGER = {"chunks", "decision time"}
 NATIVE = pytest.mark.skipif(not AVAILABLE, reason="not built")
 RUNS = [
     pytest.param(key, engine, marks=marks, id=f"{key}-{engine}")
     for key, case in CASES.items()
-    for engine, marks in (("simpy", [pytest.mark.long] if AVAILABLE and case.setting in LONG else []), ("native", [NATIVE]))
+    for engine, marks in (
+        ("simpy", [pytest.mark.long] if AVAILABLE and case.setting in LONG else []),
+        ("native", [NATIVE, *([pytest.mark.long] if case.setting in LONGER else [])]),
+    )
 ]
 
 
