@@ -74,6 +74,13 @@ class Visit:
         wait_until(lambda: self.shown() not in ("", before), f"a speed other than {before}")
         return self.shown()
 
+    def copied(self, button: str) -> str:
+        """Press a button that copies, and wait for what it copies."""
+        self.page.evaluate("navigator.clipboard.writeText('')")
+        self.page.get_by_role("button", name=button).click()
+        wait_until(lambda: self.page.evaluate("navigator.clipboard.readText()") != "", f"something that {button} copied")
+        return str(self.page.evaluate("navigator.clipboard.readText()"))
+
     def shown(self) -> str:
         """Return the speed on the page; empty while there is none."""
         found = self.page.locator("[data-speed]").all_inner_texts()
@@ -139,15 +146,13 @@ def test_a_wrong_text_leaves_no_older_numbers(visit: Visit):
 def test_what_is_copied_gives_the_number_on_the_screen(visit: Visit, tmp_path: Path):
     shown = visit.speed_after("")
     visit.tab("Command, YAML, Python")
-    visit.page.get_by_role("button", name="Copy YAML").click()
     file = tmp_path / "explore.yaml"
-    file.write_text(visit.page.evaluate("navigator.clipboard.readText()"), encoding="utf-8")
+    file.write_text(visit.copied("Copy YAML"), encoding="utf-8")
     assert yaml.safe_load(file.read_text(encoding="utf-8"))["policies"][0]["name"] == "llama-cpp"
     (row,) = moesim.run(file, progress=False).rows
     assert f"{row['decode_tokens_per_s']:.3g}" == f"{float(shown):.3g}"
-    visit.page.get_by_role("button", name="Copy Python").click()
     values: dict[str, Any] = {}
-    exec(visit.page.evaluate("navigator.clipboard.readText()"), values)
+    exec(visit.copied("Copy Python"), values)
     assert values["result"].rows[0]["decode_tokens_per_s"] == row["decode_tokens_per_s"]
 
 
