@@ -250,12 +250,9 @@ def _with_words(message: str, given: Sequence[str], known: Collection[str]) -> s
             return f"{message}; {option} takes no value"
         if given[1:2] == [extra[1].rstrip(")")] and "--model" in known:
             return f"{given[0]}: expected options, got {given[1]}; write --model {given[1]}"
-        spaced = next((one for one, value in reversed(after.items()) if one in known and _follows(extra[1], value, given)), None)
-        return (
-            message
-            if spaced is None
-            else f'{message}; quote what has spaces: {spaced} "{after[spaced]} {extra[1].rstrip(")")} ..."'
-        )
+        word = extra[1].rstrip(")")
+        option, value = given[max(0, given.index(word) - 2) :][:2] if word in given else ("", "")
+        return f'{message}; quote what has spaces: {option} "{value} {word} ..."' if option in known else message
     if (wrong := re.match(r"No such option: (--?[\w-]+)", message)) and (same := _OPTIONS_OF_ENGINES.get(wrong[1], "")) in known:
         return f"{given[0]}: no such option: {wrong[1]}; here it is {same}"
     return message
@@ -265,12 +262,6 @@ _OPTIONS_OF_ENGINES: Final = {
     "--ctx-size": "--context", "-c": "--context", "--ctx": "--context", "-m": "--model", "--ubatch-size": "--ubatch",
 }  # fmt: skip
 """llama.cpp's options -> those of this program, where a verb has them."""
-
-
-def _follows(word: str, value: str, given: Sequence[str]) -> bool:
-    """Whether a word stands behind the value of an option."""
-    at = [i for i, one in enumerate(given) if one == value]
-    return any(given[i + 1 : i + 2] == [word.rstrip(")")] for i in at)
 
 
 def _fail(message: str, code: int) -> int:
