@@ -49,7 +49,7 @@ class NewProfile:
     path : Path or None
         The file that was written.
     notes : list of str
-        What it was read from, what follows, what is assumed or missing.
+        Lines on the sources read, on derived and assumed numbers, and on missing ones.
     """
 
     path: Path | None
@@ -201,7 +201,7 @@ class CheckedProfile:
     Attributes
     ----------
     problems : list of str
-        What is missing or wrong; empty if the profile is complete.
+        The problems found; empty if the profile is complete.
     """
 
     problems: list[str]

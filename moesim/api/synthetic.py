@@ -98,7 +98,7 @@ class Fit(Answer):
     Attributes
     ----------
     parameters : ParameterSet
-        What was found; ``to_yaml()``, ``write(path)``.
+        Parameters; ``to_yaml()``, ``write(path)``.
     matches : list of Match
         A figure each, with target, values by seed and tolerance.
     path : Path or None

@@ -160,7 +160,7 @@ class WrittenTrace:
     Attributes
     ----------
     paths : list of Path
-        What was written; the trace, or the file that was asked for, first.
+        The files written; the trace, or the file that was asked for, first.
     """
 
     paths: list[Path]
