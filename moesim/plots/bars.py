@@ -486,9 +486,9 @@ def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.Data
     return ratios
 
 
-def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
+def _compared(rows: pd.DataFrame, baseline: str, metric: str, panel: str | None) -> pd.DataFrame:
     ratios, found = paired(rows, baseline, metric, "speedup"), varying(rows)
-    panels, groups = _arranged(found, ratios)
+    panels, groups = _arranged(found, ratios, panel)
     orders = [levels(ratios, name) for name in (*panels, *groups)]
     places = [[order.index(v) if v in order else -1 for v in ratios[name].tolist()]
               for name, order in zip((*panels, *groups), orders, strict=True)]  # fmt: skip
@@ -536,8 +536,8 @@ def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     return [", ".join(parts) for parts in zip(*words, strict=True)]
 
 
-def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], list[str]]:
-    panels = [name for name in found if name in _PANELS]
+def _arranged(found: Sequence[str], ratios: pd.DataFrame, panel: str | None) -> tuple[list[str], list[str]]:
+    panels = [name for name in found if name == panel or (panel is None and name in _PANELS)]
     groups = [name for name in found if name not in panels]
     while groups:
         texts = ratios[[*panels, *groups]].astype(str).drop_duplicates()
@@ -559,11 +559,13 @@ def geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
 
 
 @kind("rows", "speed-up over a baseline policy, with the geometric mean")
-def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Drawing:
-    """Bars of speed-ups over a baseline, the geometric mean at the end."""
+def speedup(
+    frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s", panel: str | None = None
+) -> Drawing:  # fmt: skip
+    """Bars of speed-ups over a baseline, the geometric mean at the end; a panel for each value of ``panel``."""
     rows = prepared(frame, "speedup", [metric])
     baseline = baseline_of(rows, baseline, "speedup")
-    data = _compared(rows, baseline, metric)
+    data = _compared(rows, baseline, metric, None if panel is None else axes_of(rows, "speedup", None, panel)[1])
     whole = data[data["group"] == MEAN]
     counts = sorted(set(whole["n"]))
     differ = len(counts) > 1  # then each bar says of how many

@@ -130,7 +130,7 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "goodput": _loaded,
     "throughput": _swept("throughput", lines.STREAMS),
     "speed_by_context": _swept("speed_by_context", lines.CONTEXT),
-    "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[:1],
+    "breakdown": lambda frame, options: _axes("breakdown")(frame, options)[: 1 + (options.get("panel") is not None)],
     "hit_rate": lambda frame, options: [
         "cache_ratio",
         cache_column(frame),

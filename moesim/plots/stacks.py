@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 
 from moesim.core.colours import BLACK, FILL, HATCH, LABEL
 from moesim.core.units import NS_PER_MS
@@ -33,20 +34,25 @@ from moesim.plots.style import (
     Drawing,
     add_corner,
     alike,
+    grid_of,
     kind,
     legend_above,
     need,
     new_figure,
     numbers_between,
+    panel_title,
+    panels_of,
     swatch,
     text_width,
     whole_numbers,
+    width_for,
 )
 
 METRICS: Final = ("time", "decode_time")
 _VISIBLE: Final = 0.0005  # of the longest bar; less is 0.0%, and has no entry in the legend
 _BAR: Final = 0.15  # inches
 _NAMES: Final = 1.35  # inches that names of bars may take of a column
+_LEAST: Final = 1.3  # inches of the bars of one of several panels
 
 
 def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
@@ -69,7 +75,9 @@ def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _asked(frame: pd.DataFrame, metric: str | None, x: str | None) -> tuple[pd.DataFrame, str, str]:
+def _asked(
+    frame: pd.DataFrame, metric: str | None, x: str | None, panel: str | None
+) -> tuple[pd.DataFrame, str, str, str | None]:  # fmt: skip
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"plot breakdown: {unknown_name('metric', metric, METRICS)}")
     rows = prepared(frame, "breakdown")
@@ -77,22 +85,61 @@ def _asked(frame: pd.DataFrame, metric: str | None, x: str | None) -> tuple[pd.D
         decodes = "n_decode_tokens" in rows and (rows["n_decode_tokens"] > 0).all()
         metric = "decode_time" if decodes else "time"
     need(rows, [f"{metric}_{cause}_ns" for cause in CAUSES], "breakdown")
-    return rows, metric, axes_of(rows, "breakdown", x)[0]
+    x, panels = axes_of(rows, "breakdown", x, panel)
+    return rows, metric, x, None if panel is None else panels
 
 
 @kind("rows", "time by what was waited for")
-def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> Drawing:
-    """Horizontal bars of the mean time by cause, the causes in the order of `CAUSES`."""
-    rows, metric, x = _asked(frame, metric, x)
-    data = _times_by_cause(rows, metric, x)
-    names = list(dict.fromkeys(data["bar"]))
+def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None, panel: str | None = None) -> Drawing:
+    """Horizontal bars of the mean time by cause, the causes in the order of `CAUSES`; a panel for each value of ``panel``."""
+    rows, metric, x, panel = _asked(frame, metric, x, panel)
+    values = [None] if panel is None else levels(rows, panel)
+    parts = [_times_by_cause(rows if panel is None else rows[rows[panel] == value], metric, x) for value in values]
+    if panel is not None:
+        parts = [part.assign(**{panel: value}) for part, value in zip(parts, values, strict=True)]
+    data = pd.concat(parts, ignore_index=True)
+    longest = max(text_width(name, 7.0) for name in data["bar"])
+    places = [_places(part, x) for part in parts]
+    height = 0.5 + _BAR * max(of_panel[-1] + 1 for of_panel in places)
+    width = width_for(COLUMN if len(parts) == 1 and longest <= _NAMES else TEXT)
+    alone = len({tuple(part["bar"]) for part in parts}) > 1  # bars of other names: no panel at its side
+    n_columns = 1 if alone else max(1, min(len(parts), int((width - min(longest, 0.4 * width)) / _LEAST)))
+    figure, grid = panels_of(len(parts), n_columns, width, -(-len(parts) // n_columns) * height)
+    reach = max(_stack(axes, part, of_panel) for axes, part, of_panel in zip(grid, parts, places, strict=True))
+    label = "time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)"
+    fits = text_width(label, 7.5) < (width - longest) / n_columns
+    for i, (axes, value) in enumerate(zip(grid, values, strict=True)):
+        axes.set_xlim(0, 1.12 * reach)  # room for the totals; no margin is kept beyond a bar of no width
+        if i >= len(parts) - n_columns:
+            axes.set_xlabel(label if fits else label.replace(" of", "\nof"))
+        if i % n_columns:
+            axes.tick_params(labelleft=False)
+        if panel is not None:
+            panel_title(axes, named(value, panel))
+    seen = [cause for cause in CAUSES if (data.loc[data["cause"] == cause, "share"] >= _VISIBLE).any()]
+    legend_above(figure, [_entry(cause) for cause in seen], "Time by what was waited for")
+    shown = [x] if panel is None else [x, panel]
+    label_below(figure, rows, shown, *not_shown(frame), axis=x)
+    what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
+    text = caption(
+        f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, shown,
+        repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame),
+    )  # fmt: skip
+    return Drawing(data, figure, text)
+
+
+def _places(data: pd.DataFrame, x: str) -> np.ndarray:
+    """Place bars one below the other, groups apart."""
     first = data.drop_duplicates("bar")
     groups = first[x].astype(str).tolist() if x in first else [""] * len(first)
-    places = np.arange(len(names)) + 0.5 * np.array([len(dict.fromkeys(groups[: i + 1])) - 1 for i in range(len(groups))])
-    width = COLUMN if max(text_width(name, 7.0) for name in names) <= _NAMES else TEXT
-    seen = [cause for cause in CAUSES if (data.loc[data["cause"] == cause, "share"] >= _VISIBLE).any()]
-    figure, axes = new_figure(width, 0.5 + _BAR * (places[-1] + 1), "x")
-    left = np.zeros(len(names))
+    return np.arange(len(first)) + 0.5 * np.array([len(dict.fromkeys(groups[: i + 1])) - 1 for i in range(len(groups))])
+
+
+def _stack(axes: Axes, data: pd.DataFrame, places: np.ndarray) -> float:
+    """Draw the bars of a panel; return how far they reach."""
+    grid_of(axes, "x")
+    first = data.drop_duplicates("bar")
+    left = np.zeros(len(first))
     for cause in CAUSES:
         values = data.loc[data["cause"] == cause, "ms"].to_numpy(float)
         if values.any():
@@ -105,23 +152,10 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     axes.errorbar(left, places, xerr=seeds, fmt="none", ecolor=BLACK, elinewidth=0.8, capsize=1.5)
     for place, total, text in zip(places, np.fmax(left, ends[:, 1]), alike(left), strict=True):
         axes.annotate(text, (total, place), (2, 0), textcoords="offset points", va="center", fontsize=SMALL)
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, first["bar"].tolist())
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.set_xlim(
-        0, 1.12 * max(left.max(), np.nanmax(ends, initial=1e-9))
-    )  # room for the totals; no margin is kept beyond a bar of no width
-    label = "time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)"
-    room = figure.get_figwidth() - max(text_width(name, 7.0) for name in names)
-    axes.set_xlabel(label if text_width(label, 7.5) < room else label.replace(" of", "\nof"))
-    legend_above(figure, [_entry(cause) for cause in seen], "Time by what was waited for")
-    label_below(figure, rows, [x], *not_shown(frame), axis=x)
-    what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
-    text = caption(
-        f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
-        repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame),
-    )  # fmt: skip
-    return Drawing(data, figure, text)
+    return float(max(left.max(), np.nanmax(ends, initial=1e-9)))
 
 
 def _entry(cause: str) -> Artist:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from moesim.errors import ConfigError
@@ -55,12 +56,32 @@ def test_any_setting_divides_the_panels():
         ((name, part),) = figures_of(kind, frame, options)
         axes = KINDS[kind].drawing(part, **options).figure.axes
         assert (name, [one.get_title("left") for one in axes]) == (kind, ["prompt 8", "prompt 16"])
+    ratios = frame.assign(policy="base", policy_name="base", decode_tokens_per_s=5.0)
+    drawn = KINDS["speedup"].drawing(pd.concat([ratios, frame]), baseline="base", panel="prompt_tokens")
+    assert [one.get_title("left") for one in drawn.figure.axes] == ["prompt 8", "prompt 16"]
     panels = decode_speed.drawing(frame, panel="batch").figure.axes
     assert [one.get_title("left") for one in panels] == ["batch 1", "batch 2"]
     with pytest.raises(ConfigError, match="panel: expected another setting than that of x, got 'batch_size' twice"):
         decode_speed(frame, x="batch_size", panel="batch")
     with pytest.raises(ConfigError, match="panel: unknown setting 'batches'"):
         decode_speed(frame, panel="batches")
+
+
+def test_panels_of_a_breakdown_share_their_names_and_their_axis():
+    (frame,), _ = inputs("breakdown", 3)
+    options = {"panel": "cache_ratio"}
+    ((name, part),) = figures_of("breakdown", frame, options)
+    drawn = KINDS["breakdown"].drawing(part, **options)
+    first, second = drawn.figure.axes
+    assert (name, [one.get_title("left") for one in (first, second)]) == ("breakdown", ["cache 0.125", "cache 0.25"])
+    assert first.get_xlim() == second.get_xlim() and first.get_position().y0 == second.get_position().y0
+    assert not any(tick.label1.get_visible() for tick in second.yaxis.get_major_ticks())
+    assert collisions(drawn.figure) == []
+    shares = drawn.data.groupby(["cache_ratio", "bar"])["share"].sum()
+    assert len(shares) == 6 and shares.tolist() == pytest.approx([1.0] * 6)
+    uneven = part[(part["cache_ratio"] != 0.25) | (part["policy"] != part["policy"].iloc[0])]  # a policy ran at one of them alone
+    below = KINDS["breakdown"].drawing(uneven, **options).figure.axes
+    assert [len(one.get_yticks()) for one in below] == [3, 2] and below[0].get_position().y0 > below[1].get_position().y0
 
 
 def test_more_panels_than_a_page_is_high_stand_side_by_side():
