@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Advice(Answer, Recommendation):
     """The best setting of an engine for a model on a machine."""
 
-    _shown = ("options", "context", "tokens_per_s", "low", "high", "gpu_bytes", "fits")
+    _shown = ("options", "context_tokens", "tokens_per_s", "low_tokens_per_s", "high_tokens_per_s", "gpu_bytes", "fits")
 
     def _rows(self) -> list[dict[str, Any]]:
         return rows_of(self)

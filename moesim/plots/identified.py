@@ -59,8 +59,8 @@ def _marks(axes: Axes, rows: pd.DataFrame, names: tuple[str, str], labels: dict[
             labels[words] = axes.scatter(x, y, label=f"measured, {words}", **style)
 
 
-CURVE: Final = ("n_cpu_moe", "context", "ubatch", "tokens_per_s", "low", "high", "fits")
-MEASURED: Final = ("n_cpu_moe", "context", "tokens_per_s", "status")
+CURVE: Final = ("n_cpu_moe", "context_tokens", "ubatch", "tokens_per_s", "low_tokens_per_s", "high_tokens_per_s", "fits")
+MEASURED: Final = ("n_cpu_moe", "context_tokens", "tokens_per_s", "status")
 _SHADES: Final = ("#CCCCCC", "#DDDDDD", "#EEEEEE")
 """Of what is beyond memory at the least ``-ub``, and at larger ones."""
 _LARGER: Final = "if memory were larger"
@@ -71,26 +71,27 @@ _MARGIN: Final = 1.5  # of the axis, in layers, so that no marker is cut
 def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) -> Figure:
     """Draw `points` (`CURVE`) with what was `measured` (`MEASURED`)."""
     need(points, CURVE, "curve")
-    contexts, ubatches = (sorted(points[name].unique().tolist()) for name in ("context", "ubatch"))
+    contexts, ubatches = (sorted(points[name].unique().tolist()) for name in ("context_tokens", "ubatch"))
     figure = Figure(figsize=(TEXT, 2.1), layout="constrained")
     panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
     handles: dict[str, Artist] = {}
     for axes, context in zip(panels, contexts, strict=True):
-        rows = points[points["context"] == context].sort_values(["ubatch", "n_cpu_moe"])
+        rows = points[points["context_tokens"] == context].sort_values(["ubatch", "n_cpu_moe"])
         _cliffs(axes, rows, ubatches, handles)
         line = rows.drop_duplicates("n_cpu_moe").sort_values("n_cpu_moe")  # speeds do not depend on -ub
         handles["90 % interval"] = axes.fill_between(
-            line["n_cpu_moe"], line["low"], line["high"], color=SKY, alpha=0.4, linewidth=0, label="90 % interval"
-        )
+            line["n_cpu_moe"], line["low_tokens_per_s"], line["high_tokens_per_s"], color=SKY, alpha=0.4, linewidth=0,
+            label="90 % interval",
+        )  # fmt: skip
         fitting = rows[(rows["ubatch"] == ubatches[0]) & rows["fits"]]
         _predicted(axes, line, fitting["n_cpu_moe"].min(), handles)
-        _marks(axes, measured[measured["context"] == context], ("n_cpu_moe", "tokens_per_s"), handles)
+        _marks(axes, measured[measured["context_tokens"] == context], ("n_cpu_moe", "tokens_per_s"), handles)
         _best(axes, fitting, ubatches[0], handles)
         panel_title(axes, f"{context:,} tokens")
         axes.set_xlabel("--n-cpu-moe")
         axes.set_xlim(points["n_cpu_moe"].min() - _MARGIN, points["n_cpu_moe"].max() + _MARGIN)
     panels[0].set_yscale("log")  # what does not fit may be many times as fast as what does
-    ends = pd.concat([points["low"], points["high"], measured["tokens_per_s"].astype(float)])
+    ends = pd.concat([points["low_tokens_per_s"], points["high_tokens_per_s"], measured["tokens_per_s"].astype(float)])
     panels[0].set_ylim(0.8 * ends.min(), 1.2 * ends.max())
     panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panels[0].yaxis.set_minor_locator(NullLocator())
@@ -134,5 +135,6 @@ def _best(axes: Axes, fitting: pd.DataFrame, ubatch: int, handles: dict[str, Art
     handles[words] = axes.scatter(
         [n], [speed], marker="*", s=70, facecolor=ORANGE, edgecolor=BLACK, linewidth=0.6, zorder=4, label=words
     )
-    text = f"--n-cpu-moe {n}\n{short(speed)} tokens/s\n({short(float(one['low']))} to {short(float(one['high']))})"
+    low, high = (short(float(one[f"{end}_tokens_per_s"])) for end in ("low", "high"))
+    text = f"--n-cpu-moe {n}\n{short(speed)} tokens/s\n({low} to {high})"
     axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top")

@@ -360,7 +360,9 @@ def _map(
             )  # fmt: skip
 
 
-_LOOKAHEAD_COLUMNS: Final = ("model", "trace", "slots", "cached_share", "top_k", "tokens", "window", "closed", "half_window")
+_LOOKAHEAD_COLUMNS: Final = (
+    "model", "trace", "slots", "cached_share", "top_k", "tokens", "window_tokens", "closed", "half_window_tokens",
+)  # fmt: skip
 _SHARE: Final = 0.25  # of the curves on the left: the size nearest to it
 
 
@@ -376,20 +378,20 @@ def lookahead(frame: pd.DataFrame) -> Drawing:
     for place, model in enumerate(models):
         rows, style = frame[frame["model"] == model], series_look(place)
         nearest = (rows["cached_share"] - _SHARE).abs()
-        curve = rows[nearest == nearest.min()].groupby("window")["closed"].mean()
+        curve = rows[nearest == nearest.min()].groupby("window_tokens")["closed"].mean()
         plain = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 3.5, "linewidth": 1.2}
         handles += left.plot(curve.index, 100 * curve.to_numpy(), label=model, **plain)
-        halves = rows.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"])
-        right.plot(halves["slots"] / halves["top_k"], halves["half_window"], **{**plain, "linestyle": ""})
+        halves = rows.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window_tokens"])
+        right.plot(halves["slots"] / halves["top_k"], halves["half_window_tokens"], **{**plain, "linestyle": ""})
     left.set_xscale("symlog", base=2, linthresh=1)
     left.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
     left.set(ylim=(-3, 103), xlabel="tokens ahead that are known", ylabel="gap closed (%)")
     ratios = frame["slots"] / frame["top_k"]
     across = np.array([ratios.min(), ratios.max()])
-    halves = frame.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window"]).query("half_window > 0")
+    halves = frame.drop_duplicates(["trace", "slots"]).dropna(subset=["half_window_tokens"]).query("half_window_tokens > 0")
     if len(halves) > 2 and (halves["slots"] / halves["top_k"]).nunique() > 1:
         offset, slope = fitted_line(
-            list(zip(np.log(halves["slots"] / halves["top_k"]), np.log(halves["half_window"]), strict=True))
+            list(zip(np.log(halves["slots"] / halves["top_k"]), np.log(halves["half_window_tokens"]), strict=True))
         )
         handles += right.plot(
             across, np.exp(offset) * across**slope, color=BLACK, linewidth=1.2,

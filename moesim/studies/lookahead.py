@@ -137,8 +137,8 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [
         {
             "model": one.model, "trace": one.trace, "slots": one.slots, "cached_share": one.share, "top_k": one.top_k,
-            "tokens": one.tokens, "window": window, "misses_per_token": misses / one.tokens,
-            "fewest_per_token": one.fewest / one.tokens, "closed": one.closed(window), "half_window": one.half,
+            "tokens": one.tokens, "window_tokens": window, "misses_per_token": misses / one.tokens,
+            "fewest_per_token": one.fewest / one.tokens, "closed": one.closed(window), "half_window_tokens": one.half,
         }
         for one in lines
         for window, misses in one.misses.items()

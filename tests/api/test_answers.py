@@ -59,8 +59,9 @@ def test_an_advice_is_that_of_the_command(advice: Advice, trace: str, tmp_path: 
 def test_an_advice_as_a_table(advice: Advice) -> None:
     table = advice.table
     assert advice.point is not None and advice.decode is not None
-    assert (table.options[0], table.context[0], table.tokens_per_s[0]) == (advice.point.place.title, 14, advice.decode.value)
-    assert ((table.low < table.tokens_per_s) & (table.tokens_per_s < table.high)).all()
+    first = table.iloc[0]
+    assert (first.options, first.context_tokens, first.tokens_per_s) == (advice.point.place.title, 14, advice.decode.value)
+    assert ((table.low_tokens_per_s < table.tokens_per_s) & (table.tokens_per_s < table.high_tokens_per_s)).all()
     assert repr(advice).startswith("<Advice: llama.cpp: experts of the first ")
     assert repr(advice).endswith(" tokens/s for mixtral-8x7b on rtx3090-epyc7532>")
     html = advice._repr_html_()

@@ -156,7 +156,7 @@ def _league(names: Sequence[str]) -> pd.DataFrame:
 def _lookahead(names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame([
         {"model": name, "trace": f"mini-{i}", "slots": slots, "cached_share": slots / 64, "top_k": 2 + i % 7, "tokens": 256,
-         "window": window, "closed": 1 - 0.5**window, "half_window": slots / 3 + i}
+         "window_tokens": window, "closed": 1 - 0.5**window, "half_window_tokens": slots / 3 + i}
         for i, name in enumerate(names) for slots in (8, 16, 32) for window in (0, 1, 2, 4, 8)
     ])  # fmt: skip
 

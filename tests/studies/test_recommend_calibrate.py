@@ -57,7 +57,7 @@ def test_the_observed_setting_is_predicted_as_by_the_identification(answer: Reco
 
 def test_the_figure_has_line_cliff_best_and_what_was_measured(answer: Recommendation):
     rows = measured_records(answer)
-    assert [(row["row"], row["n_cpu_moe"], row["context"], row["status"]) for row in rows] == [
+    assert [(row["row"], row["n_cpu_moe"], row["context_tokens"], row["status"]) for row in rows] == [
         ("q4-48", 48, 4096, "used"), ("q4-40", 40, 4096, "check"), ("q4-32", 32, 4096, "used"),
     ], "experts of other bits are no points of this line"  # fmt: skip
     assert [row["tokens_per_s"] for row in rows] == pytest.approx([27.67, 32.48, 37.62])
@@ -90,14 +90,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     values = json.loads(printed)
     assert {"which constants matter", "settings of llama.cpp"} <= set(progress.splitlines())
     assert values["hardware"]["name"] == f"{MACHINE}-identified" and values["asked"]["hardware"] == "identified.yaml"
-    assert {one["context"] for one in values["settings"]} == {512, 2048, 8192}
+    assert {one["context_tokens"] for one in values["settings"]} == {512, 2048, 8192}
     assert any("cpu" in line or "rows" in line for line in values["identified"])
     assert "/moesim." not in printed, "a folder that is gone"
     assert load_hardware(out / "identified.yaml").numbers["devices.cpu0.memory_bytes_per_s"].interval is not None
     assert load_config(out / "best.yaml", []).hardware["base"] == str(out / "identified.yaml")
     assert json.loads((out / "recommendation.json").read_text()) == values
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG") and "](curve.png)" in (out / "recommendation.md").read_text()
-    least = min(one["number"] for one in values["settings"] if one["fits"] and one["context"] == 2048)
+    least = min(one["number"] for one in values["settings"] if one["fits"] and one["context_tokens"] == 2048)
     assert [int(n) for n in re.findall(r"--n-cpu-moe (\d+)", values["command"])] == [least]
 
 

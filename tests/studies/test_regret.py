@@ -291,7 +291,7 @@ def test_the_command_writes_table_data_and_figure(tmp_path: Path, capsys: pytest
     drawing = lookahead.drawing(frame)
     left, right = drawing.figure.axes
     assert len(left.lines) == 1  # one model
-    halves = frame.drop_duplicates(["trace", "slots"])["half_window"]
+    halves = frame.drop_duplicates(["trace", "slots"])["half_window_tokens"]
     assert np.allclose(sorted(right.lines[0].get_ydata()), sorted(halves))  # type: ignore[arg-type]
 
 

@@ -380,9 +380,9 @@ def rows_of(answer: Recommendation) -> list[dict[str, Any]]:
 def point_record(one: Point) -> dict[str, Any]:
     """Return a setting as one line of a table."""
     return {
-        "options": one.place.title, "number": one.place.number, "whole_layers": one.place.whole, "context": one.context,
-        "tokens_per_s": one.decode.value, "low": one.decode.low, "high": one.decode.high, "gpu_bytes": one.gpu_bytes,
-        "host_bytes": one.host_bytes, "fits": not one.misfit,
+        "options": one.place.title, "number": one.place.number, "whole_layers": one.place.whole,
+        "context_tokens": one.context, "tokens_per_s": one.decode.value, "low_tokens_per_s": one.decode.low,
+        "high_tokens_per_s": one.decode.high, "gpu_bytes": one.gpu_bytes, "host_bytes": one.host_bytes, "fits": not one.misfit,
     }  # fmt: skip
 
 
@@ -391,7 +391,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
     setting, command, others = answer.setting, answer.command, answer.others
     return {
         "moesim": __version__,
-        "asked": asdict(setting.asked),
+        "asked": asdict(setting.asked) | ({} if answer.profile is None else {"hardware": IDENTIFIED}),
         "model": {"name": setting.model.name, "quantisation": setting.quant, "bytes": file_bytes(setting.model)},
         "hardware": {
             "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpus": setting.gpus, "host": setting.host,
@@ -460,8 +460,8 @@ def curve_records(answer: Recommendation) -> list[dict[str, Any]]:
     first = {(context, ubatch): place for context, ubatch, place in answer.ubatches}
     return [
         {
-            "n_cpu_moe": one.place.number, "context": one.context, "ubatch": ubatch, "tokens_per_s": one.decode.value,
-            "low": one.decode.low, "high": one.decode.high,
+            "n_cpu_moe": one.place.number, "context_tokens": one.context, "ubatch": ubatch, "tokens_per_s": one.decode.value,
+            "low_tokens_per_s": one.decode.low, "high_tokens_per_s": one.decode.high,
             "fits": place is not None and not place.whole and one.place.number >= place.number,
         }
         for one in answer.points if not one.place.whole
@@ -487,7 +487,7 @@ def measured_records(answer: Recommendation) -> list[dict[str, Any]]:
         tokens = max(1, case.mean_context)
         records.append(
             {"row": case.name, "n_cpu_moe": case.setting.policy.get("n_cpu_moe", 0),
-             "context": min(contexts, key=lambda context: abs(math.log(context / tokens))), "tokens": tokens,
+             "context_tokens": min(contexts, key=lambda context: abs(math.log(context / tokens))), "tokens": tokens,
              "tokens_per_s": row.batch / math.exp(row.log_time) * 1e9, "status": one.status}
         )  # fmt: skip
     return records
