@@ -55,6 +55,19 @@ def test_the_observed_setting_is_predicted_as_by_the_identification(answer: Reco
     assert wide[0] < 0.6 * wide[1], "speeds narrow the interval"
 
 
+def test_observed_prompts_move_and_narrow_the_prompt(answer: Recommendation, tmp_path: Path):
+    file = tmp_path / "rows.csv"
+    head = "row,model,bits,setting,context,kind,value,unit"
+    file.write_text(f"{head}\na,qwen3-30b-a3b,Q4_K_M,n_cpu_moe=48,64,prefill,70,tokens/s\n", encoding="utf-8")
+    found = identify(MACHINE, read_observations(file), intervals=False, leave_out=False)
+    (row,) = found.predictions
+    same, plain = (LlamaCpp(answer.setting, one).prompt(Place(False, 48)) for one in (found, None))
+    assert same.value == pytest.approx(row.predicted, rel=1e-3), "as calibrate says"
+    assert (same.low, same.high) == pytest.approx((row.low, row.high), rel=1e-3)
+    assert abs(math.log(same.value / 70)) < 0.5 * abs(math.log(plain.value / 70))
+    assert same.high / same.low < plain.high / plain.low
+
+
 def test_the_figure_has_line_cliff_best_and_what_was_measured(answer: Recommendation):
     rows = measured_records(answer)
     assert [(row["row"], row["n_cpu_moe"], row["context_tokens"], row["status"]) for row in rows] == [

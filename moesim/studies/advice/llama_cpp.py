@@ -23,7 +23,7 @@ from moesim.studies.advice.candidates import gib
 from moesim.studies.advice.question import DEFAULT_BITS, ENGINE, PLACE, PREFILL_CHUNK, Setting, is_open
 from moesim.studies.identify.cases import Case, EngineSetting, decode_workload
 from moesim.studies.identify.fit import Machine, Vector
-from moesim.studies.identify.identify import Identified
+from moesim.studies.identify.identify import Identified, Prediction
 from moesim.studies.identify.model_error import shipped
 from moesim.studies.identify.observations import observation, read_bits
 from moesim.studies.identify.predictor import Memo, Predictor, engine_log_time
@@ -109,6 +109,10 @@ class Quant:
     paging: str = ""  # why pages of the file are read again from the disk; empty: all of it is in RAM
 
 
+def _of_used_prompt(row: Prediction) -> bool:
+    return row.case.observation.kind == "prefill" and row.status == "used"
+
+
 class LlamaCpp:
     """llama.cpp with a model on a machine, which observed speeds may have identified."""
 
@@ -129,6 +133,7 @@ class LlamaCpp:
         self._whole = self.machine if found is None else Machine(self.machine.changed(self._logs.tolist()), self.machine.place)
         self._memory: dict[tuple[Any, ...], tuple[int, int, str]] = {}
         self.memo = Memo()
+        self._of_prompts = None if found is None or not any(map(_of_used_prompt, found.predictions)) else found.posterior
 
     @property
     def first(self) -> int:
@@ -308,15 +313,25 @@ class LlamaCpp:
             found[words] = found.get(words, 0.0) + share
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-    def prompt(self, place: Place, change: Mapping[str, float] | None = None) -> Speed:
+    def prompt(self, place: Place) -> Speed:
         """Simulate the prompts of the batch: tokens/s of all, with an interval."""
         asked = self.setting.asked
-        case = self.case(place, 0, prompt=asked.prompt)
-        raw = self._whole.changed(self._changed(change).tolist())
-        speed = asked.batch * asked.prompt / math.exp(engine_log_time(case, raw, self.machine.place)) * 1e9
-        shares = self.shares(self.slopes([self.case(place, asked.prompt)])[0])
-        low, high = shipped().factors(self.machine.base, shares, prompt=True)
+        if self._of_prompts is not None:
+            new = Predictor(self.machine, [self.case(place, 0, prompt=asked.prompt)], self.memo)
+            new.linearise(self._logs)
+            [log_time], [wide] = self._of_prompts.at(new)
+            low, high = math.exp(-wide), math.exp(wide)
+        else:
+            log_time = self._prompt_time(place)
+            shares = self.shares(self.slopes([self.case(place, asked.prompt)])[0])
+            low, high = shipped().factors(self.machine.base, shares, prompt=True)
+        speed = asked.batch * asked.prompt / math.exp(log_time) * 1e9
         return Speed(speed, speed * low, speed * high)
+
+    def _prompt_time(self, place: Place, change: Mapping[str, float] | None = None) -> float:
+        """Return the logarithm of the simulated time of the prompts, ns, with constants multiplied as in `times`."""
+        raw = self._whole.changed(self._changed(change).tolist())
+        return engine_log_time(self.case(place, 0, prompt=self.setting.asked.prompt), raw, self.machine.place)
 
     @cached_property
     def best(self) -> Point | None:
@@ -369,7 +384,7 @@ class LlamaCpp:
         assert best is not None
         case, names = self.case(best.place, best.context), {one.name for one in self._whole.constants}
         before = float(self.times([case])[0])
-        prompt = self.prompt(best.place).value if prompts else None
+        prompt = self._prompt_time(best.place) if prompts else None
         most = 1.0
         upgrades = _OF_ONE_MEMORY if self.setting.one_memory else _UPGRADES
         for what, rates in upgrades.items():
@@ -377,7 +392,7 @@ class LlamaCpp:
             if not change or (what.startswith(("GPU", "PCIe")) and len(self.setting.gpus) != 1):
                 continue  # constants are of one GPU
             decode = math.exp(before - float(self.times([case], change)[0]))
-            faster = None if prompt is None else self.prompt(best.place, change).value / prompt
+            faster = None if prompt is None else math.exp(prompt - self._prompt_time(best.place, change))
             if " and " in what and decode < 1.02 * most:
                 continue  # together no more than one alone
             most = max(most, decode)
@@ -389,7 +404,7 @@ class LlamaCpp:
             if more is not None:
                 other = self.with_setting(vram_bytes=more * 2**30 - kept)
                 if other.best is not None:
-                    faster = None if prompt is None else other.prompt(other.best.place).value / prompt
+                    faster = None if prompt is None else math.exp(prompt - other._prompt_time(other.best.place))
                     words = f"{more} GiB on the GPU, same speed"
                     yield Gain(words, other.best.decode.value / best.decode.value, faster, other.best.place)
 
