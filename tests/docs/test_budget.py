@@ -15,7 +15,7 @@ TOP, CPP, TESTS = "files at the top", "C++", "tests"
 
 LINES = {  # what a package may have today; behind it what it is to come down to
     "policies": 15_311,  # 11,500; five systems of 2026: windows, tiers with disks, gated and early uploads; moves; misspelt names
-    "studies": 13_566,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
+    "studies": 13_581,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
     "trace": 10_203,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache
     "live": 6_087,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
     "plots": 6_105,  # 4,300; latency by load, goodput, requests over time; the best setting; texts never collide; panels
