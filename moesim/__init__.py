@@ -24,7 +24,7 @@ _FROM = {
     **{name: f"moesim.api.studies:{name}" for name in ("capacity", "diff", "league", "papers", "regret", "report", "whatif")},
     "load_hardware": "moesim.hardware:load_hardware",
     "load_model": "moesim.model:load_model",
-    "profile": "moesim.api.profiles:",
+    "profile": "moesim.profile:",
     "recommend": "moesim.api.answers:recommend",
     "stats": "moesim.api.traces:stats",
     "trace": "moesim.trace:",  # with `import_`

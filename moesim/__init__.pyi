@@ -1,5 +1,5 @@
+from moesim import profile as profile
 from moesim import trace
-from moesim.api import profiles as profile
 from moesim.api.answers import calibrate, recommend
 from moesim.api.figures import plot
 from moesim.api.machine import replay, validate

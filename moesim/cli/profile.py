@@ -83,7 +83,7 @@ def new(
 
     Example: moesim profile new mybox --gpu "rtx 3060" --cpu "ryzen 5 5600" --ram "2x32 ddr4-3200" --pcie 4x16
     """
-    from moesim.api import profiles
+    from moesim import profile as profiles
 
     found = profiles.new(
         name, gpu=gpu, cpu=cpu, ram=ram, pcie=pcie, disk=disk, os=system, from_=paste, transfer=transfer, gpu_memory=gpu_memory,
@@ -104,7 +104,7 @@ def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help=
 
     Example: moesim profile check rtx3090-epyc7532
     """
-    from moesim.api import profiles
+    from moesim import profile as profiles
 
     found = profiles.check(profile)
     print_table(shown_lines(found.text()))
@@ -123,7 +123,7 @@ def detect(
 
     Example: moesim profile detect --out mybox.yaml
     """
-    from moesim.api import profiles
+    from moesim import profile as profiles
 
     found = profiles.detect(out=out, overwrite=overwrite)
     if found.path is None:
@@ -173,7 +173,7 @@ def measure(
 
     Example: moesim profile measure my-machine --mode quick --memory 2GB --dry-run
     """
-    from moesim.api import profiles
+    from moesim import profile as profiles
 
     found = profiles.measure(
         name, model=[name_or_mapping(one, "--model") for one in model or ("mixtral-8x7b", "deepseek-v2-lite")], bits=bits or (),
@@ -195,7 +195,7 @@ def show(
 
     Example: moesim profile show rtx3090-epyc7532
     """
-    from moesim.api import profiles
+    from moesim import profile as profiles
 
     print_table(profiles.show(profile, model=[name_or_mapping(one, "--model") for one in model or ()]).text())
 
@@ -211,6 +211,6 @@ def compare(
 
     Example: moesim profile compare rtx3090-epyc7532 zen4-2core
     """
-    from moesim.api import profiles
+    from moesim import profile as profiles
 
     sys.stdout.write(profiles.compare(a, b, model=name_or_mapping(model, "--model")).text(form))

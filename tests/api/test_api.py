@@ -356,7 +356,7 @@ def test_the_types_are_of_the_same_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    told |= {"trace": "moesim.trace:", "profile": "moesim.api.profiles:"}  # modules
+    told |= {"trace": "moesim.trace:", "profile": "moesim.profile:"}  # modules
     assert told == moesim._FROM  # type: ignore[attr-defined]
 
 

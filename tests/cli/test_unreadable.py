@@ -98,6 +98,6 @@ def test_a_defect_keeps_its_traceback(error: OSError, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("moesim.api.profiles.load_hardware", fail)
+    monkeypatch.setattr("moesim.profile.load_hardware", fail)
     with pytest.raises(type(error)):
         main(["profile", "show", "rtx3090-epyc7532"])

@@ -21,7 +21,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "plots": 6_105,  # 4,300; latency by load, goodput, requests over time; the best setting; texts never collide; panels
     "experiment": 5_164,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
     "cli": 3_063,  # with api 4,000; explore; pastes, one screen, engines; capacity, schedulers; what a mistyped word meant
-    "api": 3_799,  # engines; answers without a machine; capacity, requests of a result; all verbs, with their docstrings
+    "api": 3_330,  # engines; answers without a machine; capacity, requests of a result; all verbs, with their docstrings
     "recorder": 3_435,
     "metrics": 3_265,  # 2,600; of requests, as serving benchmarks define them
     "hardware": 5_132,  # with model 4,000; machines from parts and pastes; what engines do on the host; drafts
@@ -32,7 +32,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "reporting": 1_193,  # who wins where, in one sentence; what a filter is compared with
     "explore": 1_297,  # 900; what a person chooses, types, sees and copies; what would make a model fit, usual upgrades
     "serving": 3_070,  # arrivals, files of requests and of sessions, seven schedulers and one's own, KV cache in blocks, drafts
-    TOP: 1_185,  # nearest names; KV cache of any policy
+    TOP: 1_654,  # nearest names; KV cache of any policy; profile, which was in api
     CPP: 6_112,  # 5,600
     TESTS: 66_660,  # 42,000; parts, pastes, answers, requests, sessions; words of pages, commands that guides open with
 }

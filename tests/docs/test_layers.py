@@ -46,7 +46,7 @@ LEVELS: list[dict[str, str]] = [
     },
     {"recorder": "recorder recorder.*", "advice": "studies.advice studies.advice.*", "report": "reporting reporting.*"},
     {"measured engines": "studies.validation.engines"},  # predicted with the routing that advice chooses
-    {"api": "api api.*"},
+    {"api": "api api.* profile"},
     {"explore": "explore explore.*"},
     {"cli": "cli cli.* __main__"},
 ]

@@ -27,7 +27,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "proc"
     folder.mkdir()
     (folder / "meminfo").write_text("MemTotal:       65536000 kB\nMemFree:        1 kB\n")
-    monkeypatch.setattr("moesim.api.profiles.ask", lambda: detect(folder))
+    monkeypatch.setattr("moesim.profile.ask", lambda: detect(folder))
     monkeypatch.setattr("platform.platform", lambda: "Linux-6.1-x86_64")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""Profiles of machines, from Python: `moesim.profile`."""
+"""Profiles of machines."""
 
 from __future__ import annotations
 
