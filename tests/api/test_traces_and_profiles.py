@@ -27,8 +27,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: trace.lookahead(moesim.load_trace("mini-mixtral"), max_tokens=64),
          "trace lookahead mini-mixtral --max-tokens 64", "table"),
         (lambda: trace.catalogue(), "trace catalogue", "csv"),
-        (lambda: trace.fit("mixtral-8x7b", from_="mixtral-8x7b", only_report=True, fresh=1),
-         "trace fit --targets mixtral-8x7b --from mixtral-8x7b --only-report --fresh 1", "csv"),
+        pytest.param(
+            lambda: trace.fit("mixtral-8x7b", from_="mixtral-8x7b", only_report=True, fresh=1),
+            "trace fit --targets mixtral-8x7b --from mixtral-8x7b --only-report --fresh 1", "csv", marks=pytest.mark.long,
+        ),
         (lambda: profile.compare("rtx3090-epyc7532", moesim.load_hardware("zen4-2core")),
          "profile compare rtx3090-epyc7532 zen4-2core", "json"),
     ],

@@ -37,7 +37,7 @@ def write(results: dict[str, Any]) -> None:
 
 # Played on the native engine each time, those of LONGER not, and on the reference by `make test-long`.
 LONG = {"no contention", "chunks", "decision time", "two micro-batches", "fine-grained"}
-LONGER = {"chunks", "decision time"}
+LONGER = {"chunks", "decision time", "fine-grained"}
 NATIVE = pytest.mark.skipif(not AVAILABLE, reason="not built")
 RUNS = [
     pytest.param(key, engine, marks=marks, id=f"{key}-{engine}")

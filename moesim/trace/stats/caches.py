@@ -240,9 +240,14 @@ def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: S
     return np.stack([within[:, c - 1] if c else within[:, 0] * 0 for c in capacities])
 
 
+def check_uniform_rows(n_rows: int, n_layers: int, n_experts: int) -> None:
+    """Refuse rows that would take too much memory."""
+    check_made("statistics", "random scores to compare with", (n_rows, n_layers, n_experts), 8, "check the number of experts")
+
+
 def uniform_rows(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: int = 0) -> NDArray[np.int64]:
     """Draw rows of a uniform router: top_k different experts at random."""
-    check_made("statistics", "random scores to compare with", (n_rows, n_layers, n_experts), 8, "check the number of experts")
+    check_uniform_rows(n_rows, n_layers, n_experts)
     drawn = np.random.default_rng(seed).random((n_rows, n_layers, n_experts))
     return np.argsort(drawn, axis=-1, kind="stable")[:, :, :top_k]  # a partition's order depends on the processor
 

@@ -193,7 +193,7 @@ SEGMENT_CACHES = (1, 2, 4)
 CORRELATION_BATCHES = (16, 8, 4, 2, 1)
 """Batch sizes of the correlation of workloads: the first for which there are requests."""
 
-_NULL_ROWS, _NULL_LAYERS = 4096, 4
+NULL_ROWS, NULL_LAYERS = 4096, 4
 _NO_BOTH = "no request has both prefill and decode rows"
 
 
@@ -254,8 +254,8 @@ def _of_workloads(sample: Sample) -> dict[str, Any] | None:
 def _of_segments(sample: Sample) -> dict[str, Any] | None:
     trace = sample.trace
     sizes = [c * trace.top_k for c in SEGMENT_CACHES if c * trace.top_k < trace.n_experts]
-    one_request = np.zeros(_NULL_ROWS, np.int64)
-    random = uniform_rows(_NULL_ROWS, _NULL_LAYERS, trace.n_experts, trace.top_k)
+    one_request = np.zeros(NULL_ROWS, np.int64)
+    random = uniform_rows(NULL_ROWS, NULL_LAYERS, trace.n_experts, trace.top_k)
     rows = []
     for length in SEGMENT_LENGTHS:
         ours = _segment_figures(sample.experts, sample.request, length, trace.n_experts, sizes)

@@ -14,8 +14,8 @@ import numpy as np
 from moesim.core.progress import Progress
 from moesim.core.table import Format, render, render_records
 from moesim.trace.stats.balance import Context, activation_frequency, balance, batching, main_phase, select
-from moesim.trace.stats.caches import caches
-from moesim.trace.stats.locality import locality
+from moesim.trace.stats.caches import caches, check_uniform_rows
+from moesim.trace.stats.locality import NULL_LAYERS, NULL_ROWS, locality
 from moesim.trace.stats.prediction import prediction
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _STEPS = 23  # the makers count them
 
 def report(trace: Trace, phase: str | None = None, *, max_rows: int | None = None, show_progress: bool = False) -> dict[str, Any]:
     """Compute all statistics of a trace."""
+    check_uniform_rows(NULL_ROWS, NULL_LAYERS, trace.n_experts)  # before the work that comes first
     sample = select(trace, phase or main_phase(trace), max_rows)
     result: dict[str, Any] = {**facts(sample), **dict.fromkeys(QUESTIONS), "absent": {}}
     frequency = activation_frequency(sample.experts, trace.n_experts)
