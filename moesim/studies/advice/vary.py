@@ -98,7 +98,7 @@ def records(found: Sequence[Variation]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"what_if": one.name, "misfit": one.misfit, "note": one.note}
         if one.point is not None and one.prompt is not None:
             row |= point_record(one.point) | {"prompt_tokens_per_s": one.prompt.value}
-            row |= {"prompt_low": one.prompt.low, "prompt_high": one.prompt.high}
+            row |= {"prompt_low_tokens_per_s": one.prompt.low, "prompt_high_tokens_per_s": one.prompt.high}
             if first.point is not None and first.prompt is not None:
                 row["change"] = one.point.decode.value / first.point.decode.value
                 row["prompt_change"] = one.prompt.value / first.prompt.value
