@@ -51,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write golden results or a page's table anew")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what waits for a browser: as the last, in one process, it would leave the others without work."""
+    items.sort(key=lambda item: not item.path.name.endswith("_browser.py"))
+
+
 def pytest_collection_finish() -> None:
     """Take what is there by now out of the garbage collector's sight: it looked through all tests and PyTorch again and again."""
     gc.collect()

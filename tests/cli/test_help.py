@@ -63,7 +63,7 @@ def test_the_example_is_of_its_command(name: str):
 
 
 LONG = ("papers", "validate", "explore")  # another test runs them, with --out, or with a browser
-SLOW = ("capacity", "plot", "recommend", "trace fit", "trace stats")  # their commands have tests of their own
+SLOW = ("capacity", "league", "plot", "recommend", "trace fit", "trace stats")  # their commands have tests of their own
 
 
 @pytest.mark.parametrize(

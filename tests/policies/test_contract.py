@@ -127,8 +127,9 @@ PRESETS = "moesim.policies.systems.as_compared:"
         if info.target.startswith("moesim.")
     ],
 )
-def test_with_its_defaults(name: str) -> None:
-    check_policy(type(make_policy(name)))
+@pytest.mark.parametrize("slots", [SLOTS[1::2], pytest.param(SLOTS[::2], marks=pytest.mark.long)], ids=str)
+def test_with_its_defaults(name: str, slots: tuple[int, ...]) -> None:
+    check_policy(type(make_policy(name)), slots=slots)
 
 
 @pytest.mark.long
