@@ -421,7 +421,7 @@ class _Slider:
 
 
 class _Busy:
-    """A spinner with words, and a bar once it is known how much is done."""
+    """A spinner with words, and a bar once it is known how much is done; its place stays, so that nothing below moves."""
 
     def __init__(self) -> None:
         with ui.element("div").classes("busy").props('role="status"') as self._all:
@@ -433,13 +433,13 @@ class _Busy:
     def show(self, words: str) -> None:
         self._words.text = words
         self._bar.value = 0
-        self._all.set_visibility(True)
+        self._all.classes(remove="idle")
 
     def share(self, share: float) -> None:
         self._bar.value = share
 
     def hide(self) -> None:
-        self._all.set_visibility(False)
+        self._all.classes("idle")
 
 
 _LANGUAGES: Final[dict[str, Any]] = {"Command": "bash", "YAML": "yaml", "Python": "python"}

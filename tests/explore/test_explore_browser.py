@@ -108,14 +108,28 @@ def visit(browser: Any, server: str) -> Iterator[Visit]:
     one.end()
 
 
+PLACES_OF_TABS = """() => {
+    window.places = []
+    const look = () => {
+        const y = Math.round(document.querySelector('[role=tab]').getBoundingClientRect().y + window.scrollY)
+        if (!window.places.includes(y)) window.places.push(y)
+        requestAnimationFrame(look)
+    }
+    look()
+}"""
+"""Collects where the tabs have been since."""
+
+
 def test_a_person_chooses_a_model_and_moves_a_slider(visit: Visit):
     first = visit.shown()
     visit.choose("Model", "gpt-oss-20b")
     second = visit.speed_after(first)
+    visit.page.evaluate(PLACES_OF_TABS)
     slider = visit.page.get_by_role("slider", name="--n-cpu-moe")
     slider.focus()
     visit.page.keyboard.press("End")
     assert float(visit.speed_after(second)) < float(second)
+    assert len(visit.page.evaluate("window.places")) == 1, "a click on what moved would be lost"
     assert "All experts on the CPU" in visit.page.locator(".answer").inner_text()
 
 
