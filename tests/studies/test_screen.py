@@ -97,7 +97,7 @@ def test_numbers_of_the_screen_are_those_of_the_document(name: str):
     for key in ("decode_tokens_per_s", "decode_tokens_per_s_after_prompt", "prompt_tokens_per_s"):
         assert f"{digits(values[key]['value'])} ({digits(values[key]['low'])} to {digits(values[key]['high'])})" in shown
     for one in values["settings"][1:]:
-        speeds = [digits(one[key], 2) for key in ("tokens_per_s", "low", "high")]
+        speeds = [digits(one[key], 2) for key in ("tokens_per_s", "low_tokens_per_s", "high_tokens_per_s")]
         assert ("{} ({} to {})".format(*speeds) in shown) or not one["fits"]
     for one in values["gains"]:
         assert one["change"] in shown
