@@ -156,7 +156,7 @@ def test_recent_scores_follow_the_equation(n_rows: int, p: int, alpha: float, to
         top = [[v if sorted(row)[-p] <= v else 0.0 for v in row] for row in (rows[:1] if tokens == "first" else rows)]
         now = [sum(column) / len(top) for column in zip(*top, strict=True)]
         s = [alpha * new + (1 - alpha) * old for new, old in zip(now, s, strict=True)]
-        assert found.scores[0] == pytest.approx(s, rel=1e-6)
+        assert found.of(0) == pytest.approx(s, rel=1e-6)
 
 
 # Visits of a layer with 6 experts: p, alpha, scores of each visit; S afterwards where each is credited with its own score,
@@ -186,7 +186,7 @@ def test_the_credit_for_scores_by_hand(
         found = RecentScores(1, 6, 2, alpha, p, "first", credit)
         for scores in visits:
             found.update(scored([scores, scores[::-1]], [[0, 1]] * 2))  # the second row does not count
-        assert found.scores[0] == pytest.approx(s, abs=1e-3), credit  # the trace has 16-bit scores
+        assert found.of(0) == pytest.approx(s, abs=1e-3), credit  # the trace has 16-bit scores
 
 
 def test_each_system_credits_as_its_source_does() -> None:

@@ -133,7 +133,7 @@ class IdleFirst(MRS):
     """Passes over what is in use, as the engine once asked of every part."""
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        units = sorted(self.members(fetch.layer), key=lambda unit: self._recent.scores[unit[0]][unit[1]])
+        units = sorted(self.members(fetch.layer), key=lambda unit: self._recent.of(unit[0])[unit[1]])
         idle = (unit for unit in units if view.is_resident(*unit, self._gpu) and not view.is_in_use(*unit, self._gpu))
         if (found := next(idle, None)) is not None:
             del self.members(fetch.layer)[found]

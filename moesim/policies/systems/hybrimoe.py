@@ -45,7 +45,6 @@ Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heappop
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -198,7 +197,7 @@ class RecentScores:
     >>> from moesim.testing import routed
     >>> scores = RecentScores(1, 8, 2, 0.5, None, "mean")
     >>> scores.update(routed([[3, 1], [3, 0]]))
-    >>> scores.scores[0]
+    >>> scores.of(0)
     [0.125, 0.125, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0]
     """
 
@@ -214,11 +213,11 @@ class RecentScores:
     ) -> None:
         self._alpha, self._first, self._by_id = alpha, tokens == "first", credit == "by-id"
         self._p = 2 * top_k if p is None else p
-        self.scores = [[0.0] * n_experts for _ in range(n_layers)]
+        self._s = [[0.0] * n_experts for _ in range(n_layers)]
 
     def update(self, event: Routed) -> None:
         """Move a layer's scores on by one visit; a micro-batch is a visit."""
-        before = self.scores[event.layer]
+        before = self._s[event.layer]
         rows = slice(1) if self._first else slice(None)
         if event.scores is not None:
             found = recent_scores(before, event.scores[rows], self._p, self._alpha, self._by_id)
@@ -226,11 +225,14 @@ class RecentScores:
             found = recent_weights(before, event.experts[rows], event.weights[rows], self._p, self._alpha, self._by_id)
         else:
             raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
-        self.scores[event.layer] = found
+        self._s[event.layer] = found
+
+    def of(self, layer: int) -> list[float]:
+        return self._s[layer]
 
     def native_state(self) -> dict[str, Any] | None:
         """None where rows have one score, whose sums NumPy orders in its own way."""
-        return None if len(self.scores[0]) == 1 else {}
+        return None if len(self._s[0]) == 1 else {}
 
 
 def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
@@ -271,10 +273,8 @@ class MRS(LRU):
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the one with the smallest score, and forget it."""
-        members, scores = self.members(fetch.layer), self._recent.scores
-        ranked = [(scores[layer][expert], order, (layer, expert)) for order, (layer, expert) in enumerate(members)]
-        heapify(ranked)  # most often the first will do
-        found = self.first_resident((heappop(ranked)[2] for _ in members), view)
+        members, of = self.members(fetch.layer), self._recent.of
+        found = self.first_resident(sorted(members, key=lambda unit: of(unit[0])[unit[1]]), view)
         if found is not None:
             del members[found]
         return found
@@ -315,7 +315,7 @@ class MRSScore(Part):
         layer = event.layer + 1
         if self._rows > 1 or not plan.gpu or layer == self._n_layers:
             return ()
-        scores, resident = self._recent.scores[layer], view.residency(layer, self._gpu)
+        scores, resident = self._recent.of(layer), view.residency(layer, self._gpu)
         ids = range(len(scores)) if self.over == "all" else [e for e, here in enumerate(resident) if not here]
         best = sorted(ids, key=lambda e: -scores[e])[: self.size]
         return [(layer, e) for e in best if not resident[e]]
