@@ -537,7 +537,7 @@ def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
 
 
 def _arranged(found: Sequence[str], ratios: pd.DataFrame, panel: str | None) -> tuple[list[str], list[str]]:
-    panels = [name for name in found if name == panel or (panel is None and name in _PANELS)]
+    panels = [name for name in found if name in _PANELS] if panel is None else [panel]
     groups = [name for name in found if name not in panels]
     while groups:
         texts = ratios[[*panels, *groups]].astype(str).drop_duplicates()

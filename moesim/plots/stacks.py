@@ -55,7 +55,7 @@ _NAMES: Final = 1.35  # inches that names of bars may take of a column
 _LEAST: Final = 1.3  # inches of the bars of one of several panels
 
 
-def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
+def _times_by_cause(rows: pd.DataFrame, metric: str, x: str, *, several: bool) -> pd.DataFrame:
     columns = [f"{metric}_{cause}_ns" for cause in CAUSES]
     by = [] if x == "policy" else [x]
     found = []
@@ -69,7 +69,7 @@ def _times_by_cause(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
             total = part[columns].astype(float).sum(axis=1) / tokens / NS_PER_MS
             of_total = summarised(part.assign(total=total), ["policy"], "total").iloc[0]
             qualities, whole = {name: of_total[name] for name in ("fresh", "source_label", "low", "high")}, max(sum(times), 1e-12)
-            name = policy + star(qualities["fresh"]) + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
+            name = policy + star(qualities["fresh"]) + (f", {named(value, x)}" if by and several else "")
             head = {"bar": name, "policy": policy, **({x: value} if by else {})}
             found += [{**head, "cause": c, "ms": t, "share": t / whole, **qualities} for c, t in zip(CAUSES, times, strict=True)]
     return pd.DataFrame(found)
@@ -93,8 +93,10 @@ def _asked(
 def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None, panel: str | None = None) -> Drawing:
     """Horizontal bars of the mean time by cause, the causes in the order of `CAUSES`; a panel for each value of ``panel``."""
     rows, metric, x, panel = _asked(frame, metric, x, panel)
-    values = [None] if panel is None else levels(rows, panel)
-    parts = [_times_by_cause(rows if panel is None else rows[rows[panel] == value], metric, x) for value in values]
+    x = "policy" if x == panel else x
+    several = x in rows and rows[x].nunique() > 1
+    values, divided = _divided(rows, panel)
+    parts = [_times_by_cause(part, metric, x, several=several) for part in divided]
     if panel is not None:
         parts = [part.assign(**{panel: value}) for part, value in zip(parts, values, strict=True)]
     data = pd.concat(parts, ignore_index=True)
@@ -126,6 +128,16 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
         repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, text)
+
+
+def _divided(rows: pd.DataFrame, panel: str | None) -> tuple[list[Any], list[pd.DataFrame]]:
+    """Divide rows by the setting of panels; those without a value come first."""
+    if panel is None:
+        return [None], [rows]
+    values = levels(rows, panel)
+    parts = [rows[rows[panel] == value] for value in values]
+    without = rows[rows[panel].isna()]
+    return ([None, *values], [without, *parts]) if len(without) else (values, parts)
 
 
 def _places(data: pd.DataFrame, x: str) -> np.ndarray:

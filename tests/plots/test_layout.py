@@ -63,6 +63,9 @@ def test_any_setting_divides_the_panels():
     ratios = frame.assign(policy="base", policy_name="base", decode_tokens_per_s=5.0)
     drawn = KINDS["speedup"].drawing(pd.concat([ratios, frame]), baseline="base", panel="prompt_tokens")
     assert [one.get_title("left") for one in drawn.figure.axes] == ["prompt 8", "prompt 16"]
+    together = pd.concat([ratios, frame]).query("batch_size * 8 == prompt_tokens")  # as large as the batch
+    drawn = KINDS["speedup"].drawing(together, baseline="base", panel="prompt_tokens")
+    assert [one.get_title("left") for one in drawn.figure.axes] == ["prompt 8", "prompt 16"]
     panels = decode_speed.drawing(frame, panel="batch").figure.axes
     assert [one.get_title("left") for one in panels] == ["batch 1", "batch 2"]
     with pytest.raises(ConfigError, match="panel: expected another setting than that of x, got 'batch_size' twice"):
@@ -83,6 +86,9 @@ def test_panels_of_a_breakdown_share_their_names_and_their_axis():
     assert collisions(drawn.figure) == []
     shares = drawn.data.groupby(["cache_ratio", "bar"])["share"].sum()
     assert len(shares) == 6 and shares.tolist() == pytest.approx([1.0] * 6)
+    without = part.assign(cache_ratio=part["cache_ratio"].where(part["cache_ratio"] != 0.25))
+    titles = [one.get_title("left") for one in KINDS["breakdown"].drawing(without, **options).figure.axes]
+    assert titles == ["cache -", "cache 0.125"]
     uneven = part[(part["cache_ratio"] != 0.25) | (part["policy"] != part["policy"].iloc[0])]  # a policy ran at one of them alone
     below = KINDS["breakdown"].drawing(uneven, **options).figure.axes
     assert [len(one.get_yticks()) for one in below] == [3, 2] and below[0].get_position().y0 > below[1].get_position().y0

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -23,6 +24,7 @@ from moesim.studies.advice.recommend import Recommendation, _of_llama_cpp, recom
 from moesim.studies.advice.screen import curve_records, measured_records, text
 from moesim.studies.identify.bench import read_observations
 from moesim.studies.identify.identify import identify
+from moesim.studies.identify.predictor import Predictor
 
 ROWS = Path(__file__).resolve().parents[2] / "experiments" / "calibrate" / "rtx2070super.csv"
 MACHINE = "rtx2070s-i5-12400f"
@@ -66,6 +68,19 @@ def test_observed_prompts_move_and_narrow_the_prompt(answer: Recommendation, tmp
     assert (same.low, same.high) == pytest.approx((row.low, row.high), rel=1e-3)
     assert abs(math.log(same.value / 70)) < 0.5 * abs(math.log(plain.value / 70))
     assert same.high / same.low < plain.high / plain.low
+
+
+def test_a_prompt_is_as_uncertain_as_what_no_observed_prompt_used(
+    answer: Recommendation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "rows.csv"  # 8 tokens are computed where the experts are: nothing crosses the link
+    file.write_text("row,model,bits,setting,context,kind,value,unit\na,qwen3-30b-a3b,Q4_K_M,n_cpu_moe=48,8,prefill,40,tokens/s\n")
+    found = identify(MACHINE, read_observations(file), intervals=False, leave_out=False)
+    assert "link_rate" not in [one.name for one in found.predictor.machine.constants]
+    longer = LlamaCpp(answer.setting, found).prompt(Place(False, 48))
+    monkeypatch.setattr(Predictor, "by_others", lambda self, machine: np.zeros((len(self.cases), len(machine.constants))))
+    without = LlamaCpp(answer.setting, found).prompt(Place(False, 48))
+    assert longer.value == without.value and longer.high / longer.low > 1.05 * without.high / without.low
 
 
 def test_the_figure_has_line_cliff_best_and_what_was_measured(answer: Recommendation):

@@ -400,7 +400,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
         "engine": answer.engine.name, "checked": answer.engine.checked,
         "command": None if command is None else str(command), "condition": "" if command is None else command.condition,
         "what": answer.what, "misfit": answer.misfit,
-        "fits_with": answer.fits_with, "paging": answer.paging, "doubt": answer.doubt, "context": setting.context,
+        "fits_with": answer.fits_with, "paging": answer.paging, "doubt": answer.doubt, "context_tokens": setting.context,
         "decode_tokens_per_s": _plain(answer.decode), "decode_tokens_per_s_after_prompt": _plain(answer.begin),
         "prompt_tokens_per_s": _plain(answer.prompt), "first_token_s": _plain(answer.first_token_s),
         "limits": dict(answer.limits), "level": LEVEL, "model_error": shipped_rows(),
@@ -414,7 +414,7 @@ def document(answer: Recommendation) -> dict[str, Any]:
              **({} if one.point is None else point_record(one.point))} for one in answer.quants
         ],
         "ubatches": [
-            {"context": context, "ubatch": ubatch, "options": None if place is None else place.title}
+            {"context_tokens": context, "ubatch": ubatch, "options": None if place is None else place.title}
             for context, ubatch, place in answer.ubatches
         ],
         "engines": [

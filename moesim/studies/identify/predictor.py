@@ -297,9 +297,10 @@ class Predictor:
 
     def by_others(self, machine: Machine) -> Vector:
         """Return the derivatives by another set of the machine's constants, at their base."""
-        other = shallow(self)
+        other, n = shallow(self), len(machine.constants)
         other.machine, other._last = machine, None
-        other._around, other._slopes = np.zeros(len(machine.constants)), np.zeros((len(self.cases), len(machine.constants)))
+        other._around, other._middle, other._slopes = np.zeros(n), self._middle.copy(), np.zeros((len(self.cases), n))
+        other.linearise(other._around)
         return other.slopes(other._around)
 
     def linearise(self, logs: Vector) -> None:
@@ -325,11 +326,12 @@ class Predictor:
         return np.array([self.memo.value(case, raw, self.machine.place) for case in self.cases])
 
     def correct(self, logs: Vector, engine: Vector) -> float:
-        """Use the engine's value where they differ by more than `AGREE`; return the most they do."""
+        """Use the engine's value, of closed forms where they differ by more than `AGREE`; return the most these do."""
         apart = engine - self.times(logs)
         static = [index for index, form in enumerate(self._forms) if form is not None]
         worst = float(np.abs(apart[static]).max(initial=0.0))
         if worst > AGREE:
             self.correction[static] += apart[static]
-            self._last = None
+        self._middle[self.dynamic] = engine[self.dynamic]
+        self._around, self._last = logs.copy(), None
         return worst
