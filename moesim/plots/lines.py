@@ -110,7 +110,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None, panel: str | None =
     means = _with_prefetched(rows, [*panels, "policy", "cache_ratio"], metric)
     rank = means["policy"].map(policies_of(rows).index)
     means = means.assign(rank=rank).sort_values(["rank", "cache_ratio"], kind="stable").drop(columns="rank")
-    parts = _parted(means, rows, panels)
+    parts = divided(means, rows, panels)
     means = pd.concat(parts, ignore_index=True)
     chance = pd.DataFrame({"policy": CHANCE, "cache_ratio": [0.0, 1.0], metric: [0.0, 1.0], "n": 0})
     data = pd.concat([means, chance], ignore_index=True)
@@ -281,7 +281,7 @@ def panel_in(frame: pd.DataFrame, what: str, panel: str | None) -> list[str]:
     return [] if panel is None else shown_in(frame, what, cache if cache in frame else None, panel)[1:]
 
 
-def _parted(data: pd.DataFrame, rows: pd.DataFrame, panels: Sequence[str]) -> list[pd.DataFrame]:
+def divided(data: pd.DataFrame, rows: pd.DataFrame, panels: Sequence[str]) -> list[pd.DataFrame]:
     """Divide data into those of panels, in the order of the setting; without a value: first."""
     if not panels:
         return [data]
@@ -449,7 +449,7 @@ def _memory_and_speed(rows: pd.DataFrame, panels: Sequence[str]) -> list[pd.Data
     data["comparable"] = [
         is_exact(fresh) and label != "oracle" for fresh, label in zip(data["fresh"], data["source_label"], strict=True)
     ]
-    return [_with_front(part) for part in _parted(data, rows, panels)]
+    return [_with_front(part) for part in divided(data, rows, panels)]
 
 
 def _with_front(data: pd.DataFrame) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from moesim.plots.captions import (
     repeats_sentence,
 )
 from moesim.plots.distributions import visits_of
+from moesim.plots.lines import divided
 from moesim.plots.result_rows import inexact, levels, mean, named, policies_of, prepared, qualified, star, summarised
 from moesim.plots.style import (
     COLUMN,
@@ -95,10 +96,10 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     rows, metric, x, panel = _asked(frame, metric, x, panel)
     x = "policy" if x == panel else x
     several = x in rows and rows[x].nunique() > 1
-    values, divided = _divided(rows, panel)
-    parts = [_times_by_cause(part, metric, x, several=several) for part in divided]
+    of_panels = divided(rows, rows, [] if panel is None else [panel])
+    parts = [_times_by_cause(part, metric, x, several=several) for part in of_panels]
     if panel is not None:
-        parts = [part.assign(**{panel: value}) for part, value in zip(parts, values, strict=True)]
+        parts = [part.assign(**{panel: whole[panel].iloc[0]}) for part, whole in zip(parts, of_panels, strict=True)]
     data = pd.concat(parts, ignore_index=True)
     longest = max(text_width(name, 7.0) for name in data["bar"])
     places = [_places(part, x) for part in parts]
@@ -110,14 +111,14 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     reach = max(_stack(axes, part, of_panel) for axes, part, of_panel in zip(grid, parts, places, strict=True))
     label = "time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)"
     fits = text_width(label, 7.5) < (width - longest) / n_columns
-    for i, (axes, value) in enumerate(zip(grid, values, strict=True)):
+    for i, (axes, part) in enumerate(zip(grid, parts, strict=True)):
         axes.set_xlim(0, 1.12 * reach)  # room for the totals; no margin is kept beyond a bar of no width
         if i >= len(parts) - n_columns:
             axes.set_xlabel(label if fits else label.replace(" of", "\nof"))
         if i % n_columns:
             axes.tick_params(labelleft=False)
         if panel is not None:
-            panel_title(axes, named(value, panel))
+            panel_title(axes, named(part[panel].iloc[0], panel))
     seen = [cause for cause in CAUSES if (data.loc[data["cause"] == cause, "share"] >= _VISIBLE).any()]
     legend_above(figure, [_entry(cause) for cause in seen], "Time by what was waited for")
     shown = [x] if panel is None else [x, panel]
@@ -128,16 +129,6 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
         repeats_sentence(rows), not_drawn(rows), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, text)
-
-
-def _divided(rows: pd.DataFrame, panel: str | None) -> tuple[list[Any], list[pd.DataFrame]]:
-    """Divide rows by the setting of panels; those without a value come first."""
-    if panel is None:
-        return [None], [rows]
-    values = levels(rows, panel)
-    parts = [rows[rows[panel] == value] for value in values]
-    without = rows[rows[panel].isna()]
-    return ([None, *values], [without, *parts]) if len(without) else (values, parts)
 
 
 def _places(data: pd.DataFrame, x: str) -> np.ndarray:

@@ -18,7 +18,7 @@ LINES = {  # what a package may have today; behind it what it is to come down to
     "studies": 13_583,  # 7,500; one screen, pasted speeds, support, parts to vary; measured engines; load; drafts; league tables
     "trace": 10_208,  # 7,200; imports of any table or JSON, counts; lifts; depth, prompts; rates; served keys; KV cache
     "live": 6_087,  # 5,400; windows of layers; experts of three sizes; measurements that end in time; pairs by size
-    "plots": 6_117,  # 4,300; latency by load, goodput, requests over time; the best setting; texts never collide; panels
+    "plots": 6_108,  # 4,300; latency by load, goodput, requests over time; the best setting; texts never collide; panels
     "experiment": 5_164,  # 3,300; routing nobody recorded, with its range; limits; whose software costs; requests of each run
     "cli": 3_063,  # with api 4,000; explore; pastes, one screen, engines; capacity, schedulers; what a mistyped word meant
     "api": 3_330,  # engines; answers without a machine; capacity, requests of a result; all verbs, with their docstrings
